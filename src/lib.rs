@@ -1,0 +1,3 @@
+//! Weighted fair job queues: Postgres keeps the rows, shared memory keeps the order.
+
+pgrx::pg_module_magic!();
