@@ -1,0 +1,44 @@
+# Everything below sets itself up: see scripts/setup.sh for what it fetches, and scripts/env.sh for the variables it reads.
+#
+# PG         major version of the private Postgres under .cache/: 18 (default), or 15, 16, 17 where apt has it
+# PG_CONFIG  an installed Postgres 15 to 18 to use instead
+
+export PG PG_CONFIG
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test install psql lint clean
+
+help:
+	@echo 'make demo      watch real tenants share a queue, without fairness and with it'
+	@echo 'make test      all tests, on a private Postgres 18'
+	@echo 'make psql      a prompt on a private server with the extension'
+	@echo 'make install   build the extension and install it'
+	@echo 'make lint      rustfmt and clippy'
+	@echo 'make clean     stop private servers, remove .cache/ and target/'
+	@echo
+	@echo 'PG=15 make ...                           a private Postgres 15 (16, 17) from apt instead of 18'
+	@echo 'PG_CONFIG=/path/to/pg_config make ...    an installed Postgres 15 to 18'
+
+demo:
+	@scripts/demo.sh
+
+test:
+	@scripts/test.sh
+
+install:
+	@HF_STEPS=5 scripts/setup.sh
+	@echo '[5/5] building and installing the extension (the first time about 2 minutes)' >&2
+	@scripts/install.sh
+
+psql:
+	@HF_STEPS=6 scripts/setup.sh
+	@echo '[5/6] building and installing the extension (the first time about 2 minutes)' >&2
+	@scripts/install.sh
+	@echo '[6/6] private server' >&2
+	@scripts/server.sh psql
+
+lint:
+	@scripts/lint.sh
+
+clean:
+	@scripts/clean.sh

@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# make demo: set-up, build, and the demo on a private server.
+
+export HF_STEPS=6
+. "$(dirname "$0")/env.sh"
+
+"$HF_ROOT/scripts/setup.sh"
+hf_find_postgres
+hf_begin_run
+cd "$HF_ROOT"
+
+step 5 "building and installing the extension (the first time about 2 minutes)"
+scripts/install.sh
+
+step 6 "building and running the demo"
+CARGO_TARGET_DIR=$HF_TARGET cargo run --locked --release --package harvest_fair_demo

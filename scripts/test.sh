@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# make test: everything, on the Postgres in use. Last line: how many tests passed and failed.
+
+export HF_STEPS=7
+. "$(dirname "$0")/env.sh"
+
+passed=0
+failed=0
+log=$HF_CACHE/logs/test.log
+
+# run_tests CARGO-ARGUMENTS...: runs on after a failure, and adds up cargo's "test result" lines.
+run_tests() {
+  local status=0 p f
+  CARGO_TARGET_DIR=$HF_TARGET cargo test --locked --release --no-fail-fast "$@" </dev/null | tee "$log" || status=$?
+  read -r p f < <(awk '/^test result:/ { for (i = 2; i <= NF; i++) { if ($i ~ /^passed/) p += $(i-1); if ($i ~ /^failed/) f += $(i-1) } }
+    END { print p + 0, f + 0 }' "$log")
+  # A test program that does not compile, or crashes, reports no result.
+  [ "$status" = 0 ] || [ "$f" != 0 ] || f=1
+  passed=$((passed + p))
+  failed=$((failed + f))
+}
+
+"$HF_ROOT/scripts/setup.sh"
+hf_find_postgres
+hf_begin_run
+cd "$HF_ROOT"
+
+step 5 "core tests (no server)"
+run_tests --package harvest_fair_core_tests
+
+step 6 "building and installing the extension (the first time about 2 minutes)"
+if scripts/install.sh; then
+  step 7 "server tests on Postgres $HF_PG_MAJOR"
+  run_tests --package harvest_fair_server_tests -- --test-threads="${HF_TEST_THREADS:-2}"
+else
+  failed=$((failed + 1))
+fi
+
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ] && [ "$passed" != 0 ]
