@@ -8,6 +8,8 @@ RUST_MIN=1.89
 RUST_INSTALL=1.95.0
 
 mkdir -p "$HF_CACHE/logs" "$PGRX_HOME"
+# Empty, since PGRX_PG_CONFIG_PATH says it all; but without the file, cargo would take every build for out of date.
+[ -e "$PGRX_HOME/config.toml" ] || echo '[configs]' >"$PGRX_HOME/config.toml"
 # One set-up at a time. The descriptor closes with this script: nothing that outlives it is started here.
 exec 9>"$HF_CACHE/lock"
 flock -n 9 || { say "waiting for another set-up in this folder to end"; flock 9; }
