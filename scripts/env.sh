@@ -131,17 +131,27 @@ hf_short_dir() {
   fi
 }
 
+# hf_gone PID: waits up to 20 s until a process has ended. (Not `tail --pid`: where nobody collects orphans, as in many
+# containers, one that has ended still has its pid, but no working folder any more.)
+hf_gone() {
+  local end=$((SECONDS + 20))
+  while [ -e "/proc/$1/cwd" ]; do
+    [ $SECONDS -lt $end ] || return 1
+    sleep 0.05
+  done
+}
+
 # hf_stop_servers FOLDER: stops every server whose data lies below, however it was started.
 hf_stop_servers() {
   local pidfile pid
   while IFS= read -r pidfile; do
     pid=$(head -n 1 "$pidfile" 2>/dev/null) || continue
     # A pid in a file may be another program's by now: a server's working folder is its data folder.
-    [ "$(readlink "/proc/$pid/cwd" 2>/dev/null)" = "$(readlink -f "$(dirname "$pidfile")")" ] || continue
+    [ "$(readlink "/proc/$pid/cwd")" = "$(readlink -f "$(dirname "$pidfile")")" ] || continue
     kill -INT "$pid" 2>/dev/null || continue
-    if ! timeout 20 tail --pid="$pid" -f /dev/null; then
+    if ! hf_gone "$pid"; then
       kill -QUIT "$pid" 2>/dev/null || true
-      timeout 20 tail --pid="$pid" -f /dev/null || say "the server with pid $pid does not stop"
+      hf_gone "$pid" || say "the server with pid $pid does not stop"
     fi
   done < <(find "$1" -name postmaster.pid 2>/dev/null)
 }

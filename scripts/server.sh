@@ -18,6 +18,7 @@ psql_here() { "$HF_PG_BINDIR/psql" -h "$(cat "$dir/sockets")" -U postgres -d pos
 start() {
   local sockets
   if is_running; then say "already running"; return; fi
+  stop
   # A table of an older build may not fit the functions of this one: start afresh.
   if [ -e "$dir/extension" ] && [ "$(cat "$dir/extension")" != "$(extension_files)" ]; then
     say "the extension has changed: starting with an empty server"
