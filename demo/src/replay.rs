@@ -202,11 +202,8 @@ fn work(mut client: Client, name: &str, shared: &Shared) -> Result<()> {
 fn watch(shared: &Shared, fairness: bool) -> Result<()> {
     let title = format!("fairness {:<3}", on_off(fairness));
     let mut progress = Progress::new(title, shared.jobs.len());
-    let limit = shared
-        .jobs
-        .last()
-        .map_or(Duration::ZERO, |job| shared.scale.submit(job))
-        + DRAIN_TIMEOUT;
+    let last = shared.jobs.last();
+    let submitted_by = last.map_or(Duration::ZERO, |job| shared.scale.submit(job));
     loop {
         let elapsed = shared.began.elapsed();
         let claimed = shared.claimed.load(Ordering::Relaxed);
@@ -214,7 +211,8 @@ fn watch(shared: &Shared, fairness: bool) -> Result<()> {
             .submitted
             .load(Ordering::Relaxed)
             .saturating_sub(claimed);
-        progress.show(elapsed.as_secs_f64() * shared.scale.speed, claimed, waiting);
+        let in_the_log = elapsed.min(submitted_by).as_secs_f64() * shared.scale.speed;
+        progress.show(in_the_log, claimed, waiting);
         if shared.completed.load(Ordering::Relaxed) == shared.jobs.len() {
             progress.finish(elapsed);
             return Ok(());
@@ -223,7 +221,7 @@ fn watch(shared: &Shared, fairness: bool) -> Result<()> {
             progress.give_up();
             return Ok(());
         }
-        if elapsed > limit {
+        if elapsed > submitted_by + DRAIN_TIMEOUT {
             progress.give_up();
             return Err(format!(
                 "{waiting} tasks still wait {} s after the last was submitted",
