@@ -54,6 +54,8 @@ missing=()
 # bindgen loads libclang, and asks clang for its headers.
 command -v clang >/dev/null || missing+=(clang)
 has_file '/usr/lib/llvm-*/lib/libclang*.so*' || has_file '/usr/lib/*/libclang*.so*' || missing+=(libclang-dev)
+# The tests end server processes with kill(1), which slim images lack.
+has_file '/*bin/kill' || has_file '/usr/*bin/kill' || missing+=(procps)
 if ! hf_cargo_pgrx >/dev/null; then
   if ! command -v pkg-config >/dev/null; then
     missing+=(pkg-config libssl-dev)
