@@ -123,8 +123,16 @@ impl Cluster {
     /// server running.
     pub fn shared() -> &'static Cluster {
         static SHARED: OnceLock<Cluster> = OnceLock::new();
-        SHARED.get_or_init(|| {
-            let cluster = Cluster::make(&Options::default(), true);
+        Cluster::shared_in(&SHARED, Options::default)
+    }
+
+    /// A shared cluster with settings of its own, kept in a static of the caller's.
+    pub fn shared_in(
+        cell: &'static OnceLock<Cluster>,
+        options: impl FnOnce() -> Options,
+    ) -> &'static Cluster {
+        cell.get_or_init(|| {
+            let cluster = Cluster::make(&options(), true);
             cluster.start_server();
             cluster
         })

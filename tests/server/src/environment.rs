@@ -138,43 +138,60 @@ fn is_root() -> bool {
     fs::metadata("/proc/self").is_ok_and(|me| me.uid() == 0)
 }
 
-/// The directory of clusters and that of sockets. Both are normally below the cache, but a cache that the clusters'
+/// The directory of clusters and that of sockets: what `make` prepared, else below the cache. A cache that the clusters'
 /// owner cannot enter (a repository in root's home) is no use to it, and a deep one is too long for a socket.
 fn directories(run_as: &[String]) -> (PathBuf, PathBuf) {
+    let temporary = std::env::temp_dir().join("harvest_fair-tests");
     let cache = match std::env::var_os("HF_CACHE") {
         Some(dir) => PathBuf::from(dir),
         None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache"),
     };
-    let temporary = std::env::temp_dir().join("harvest_fair-tests");
-    let base = [cache.join("clusters"), temporary.clone()]
-        .into_iter()
-        .find_map(|dir| usable(&dir, run_as))
-        .expect("neither the cache nor the temporary directory can hold a cluster");
-    let longest = base.join("s-XXXXXX");
-    if longest.as_os_str().len() <= LONGEST_SOCKET_DIR {
-        return (base.clone(), base);
-    }
-    let sockets = usable(&temporary, run_as).expect("the temporary directory cannot hold a socket");
+    let base = first_usable(
+        run_as,
+        [
+            of_make("HF_RUN"),
+            Some(cache.join("clusters")),
+            Some(temporary.clone()),
+        ],
+    )
+    .expect("neither the cache nor the temporary directory can hold a cluster");
+    let short = |dir: &PathBuf| dir.join("s-XXXXXX").as_os_str().len() <= LONGEST_SOCKET_DIR;
+    let sockets = first_usable(
+        run_as,
+        [of_make("HF_SOCKETS"), Some(base.clone()), Some(temporary)].map(|dir| dir.filter(short)),
+    )
+    .expect("no writable directory has a path short enough for a socket");
     (base, sockets)
+}
+
+fn of_make(variable: &str) -> Option<PathBuf> {
+    std::env::var_os(variable).map(PathBuf::from)
+}
+
+fn first_usable<const N: usize>(run_as: &[String], dirs: [Option<PathBuf>; N]) -> Option<PathBuf> {
+    dirs.into_iter()
+        .flatten()
+        .find_map(|dir| usable(&dir, run_as))
 }
 
 /// Makes `dir` if need be; its absolute path if the clusters' owner can make files there.
 fn usable(dir: &Path, run_as: &[String]) -> Option<PathBuf> {
+    let writable = |dir: &Path| {
+        prefixed(run_as, "test")
+            .arg("-w")
+            .arg(dir)
+            .status()
+            .is_ok_and(|status| status.success())
+    };
     fs::create_dir_all(dir).ok()?;
     let dir = dir.canonicalize().ok()?;
-    if is_root() {
+    if !writable(&dir) && is_root() {
         fs::set_permissions(&dir, fs::Permissions::from_mode(0o1777)).ok()?;
     }
-    let writable = prefixed(run_as, "test")
-        .arg("-w")
-        .arg(&dir)
-        .status()
-        .is_ok_and(|status| status.success());
-    writable.then_some(dir)
+    writable(&dir).then_some(dir)
 }
 
-/// What a command printed, trimmed. Its error output goes to a file-less pipe that a daemon it leaves behind must not
-/// keep open, so only the command's own end is waited for.
+/// What a command printed, trimmed; panics with all of its output when it fails.
 fn output_of(command: &mut Command) -> String {
     let output = command
         .stdin(Stdio::null())

@@ -17,8 +17,8 @@ pub use database::{Database, pid_of};
 pub use environment::Environment;
 pub use errors::{Refusal, expect_error, expect_refusal, sqlstate_of};
 pub use queue::{
-    ClaimedTask, claim, claim_by_id, claim_one, complete, count, enqueue, flood, keys_of, one,
-    pending, running,
+    ClaimedTask, claim, claim_one, claim_waiting, complete, count, enqueue, flood, keys_of, one,
+    pending, running, try_claim_waiting,
 };
 
 use std::time::{Duration, Instant};

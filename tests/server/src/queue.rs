@@ -87,24 +87,40 @@ pub fn claim(
         .collect()
 }
 
+/// One call of `fair_claim` that waits up to `wait` (an interval) for work.
+#[track_caller]
+pub fn claim_waiting(
+    client: &mut impl GenericClient,
+    queue: &str,
+    worker: &str,
+    max_tasks: i32,
+    wait: &str,
+) -> Vec<ClaimedTask> {
+    try_claim_waiting(client, queue, worker, max_tasks, wait)
+        .unwrap_or_else(|error| panic!("claim with wait: {error:?}"))
+}
+
+/// Like [`claim_waiting`], for waits that are meant to be interrupted.
+pub fn try_claim_waiting(
+    client: &mut impl GenericClient,
+    queue: &str,
+    worker: &str,
+    max_tasks: i32,
+    wait: &str,
+) -> Result<Vec<ClaimedTask>, postgres::Error> {
+    let rows = client.query(
+        &format!("SELECT {COLUMNS} FROM fair_claim($1::text, $2, $3, $4::text::interval)"),
+        &[&queue, &worker, &max_tasks, &wait],
+    )?;
+    Ok(rows.iter().map(ClaimedTask::of).collect())
+}
+
 /// The one task that a claim of 1 returns.
 #[track_caller]
 pub fn claim_one(client: &mut impl GenericClient, queue: &str) -> ClaimedTask {
     let mut tasks = claim(client, queue, "w", 1);
     assert_eq!(tasks.len(), 1, "a claim of 1 on {queue} returned {tasks:?}");
     tasks.remove(0)
-}
-
-#[track_caller]
-pub fn claim_by_id(client: &mut impl GenericClient, id: i64, worker: &str) -> Option<ClaimedTask> {
-    client
-        .query_opt(
-            &format!("SELECT {COLUMNS} FROM fair_claim_by_id($1, $2)"),
-            &[&id, &worker],
-        )
-        .unwrap_or_else(|error| panic!("claim by id: {error:?}"))
-        .as_ref()
-        .map(ClaimedTask::of)
 }
 
 /// Completes a claimed task; false when its lease was lost.

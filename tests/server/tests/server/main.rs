@@ -1,4 +1,19 @@
 //! Everything that can run side by side with other tests: one binary, one shared server, a database for each test.
 //! What measures time stands in the `measured` binary, where tests run one after another.
 
+mod bad_input;
+mod board;
+mod concurrency;
+mod dba;
+mod enqueue;
 mod harness;
+mod janitor;
+mod life;
+mod observe;
+mod order;
+mod planner;
+mod security;
+mod support;
+mod transactions;
+mod waiting;
+mod weights;

@@ -1,0 +1,527 @@
+//! The board's own life: full, lost, shared by databases, dropped and made again.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use harvest_fair_server_tests::{
+    Cluster, Options, PATIENCE, Shutdown, claim, claim_one, count, enqueue, flood, keys_of, one,
+    pending, wait_until,
+};
+use postgres::Client;
+
+use crate::support::{
+    assert_all_different, assert_near, brisk, brisk_options, claims, drain, execute, stat, state,
+    states,
+};
+
+/// Claims until `n` tasks came; what a full board has no room for comes with later sweeps.
+fn drain_patiently(
+    client: &mut Client,
+    queue: &str,
+    n: usize,
+    batch: i32,
+) -> Vec<harvest_fair_server_tests::ClaimedTask> {
+    let mut all = Vec::new();
+    wait_until(
+        &format!("{n} tasks have come"),
+        Duration::from_secs(90),
+        || {
+            all.extend(claim(client, queue, "w", batch));
+            all.len() >= n
+        },
+    );
+    all
+}
+
+#[test]
+fn a_full_board_loses_nothing_and_says_so_once() {
+    let cluster = Cluster::start(
+        Options::new()
+            .set("harvest_fair.max_keys", 64)
+            .set("harvest_fair.sweep_interval", "500ms"),
+    );
+    let db = cluster.database();
+    let mut client = db.connect();
+    execute(
+        &mut client,
+        "INSERT INTO harvest_fair.task (queue, fairness_key)
+         SELECT 'q', 'k' || i % 1000 FROM generate_series(1, 2000) i",
+    );
+    let tasks = drain_patiently(&mut client, "q", 2000, 20);
+    assert_eq!(tasks.len(), 2000);
+    assert_all_different(&tasks);
+    let keys: HashSet<&str> = tasks.iter().map(|task| task.key.as_str()).collect();
+    assert_eq!(keys.len(), 1000);
+    assert!(stat(&mut client, "q", "full_rejections") > 0);
+    let log = cluster.log();
+    let warnings: Vec<&str> = log
+        .lines()
+        .filter(|line| line.contains("WARNING") && line.contains("full"))
+        .collect();
+    assert_eq!(warnings.len(), 1, "{warnings:#?}");
+    assert!(
+        log.lines()
+            .any(|line| line.contains("HINT") && line.contains("harvest_fair.max_keys")),
+        "no hint to raise max_keys"
+    );
+}
+
+#[test]
+fn a_full_board_takes_new_keys_as_soon_as_old_ones_have_no_work() {
+    let cluster = Cluster::start(brisk_options().set("harvest_fair.max_keys", 64));
+    let db = cluster.database();
+    let mut client = db.connect();
+    for round in 0..20 {
+        execute(
+            &mut client,
+            &format!(
+                "INSERT INTO harvest_fair.task (queue, fairness_key)
+                 SELECT 'q', 'round {round} key ' || i FROM generate_series(1, 50) i"
+            ),
+        );
+        let tasks = drain(&mut client, "q", 25);
+        assert_eq!(tasks.len(), 50, "round {round}");
+        for task in &tasks {
+            assert!(harvest_fair_server_tests::complete(&mut client, task));
+        }
+    }
+    assert_eq!(stat(&mut client, "q", "full_rejections"), 0);
+}
+
+#[test]
+fn more_queues_than_the_board_has_room_for_are_refused_or_served_but_never_lost() {
+    let cluster = Cluster::start(brisk_options().set("harvest_fair.max_queues", 8));
+    let db = cluster.database();
+    let mut client = db.connect();
+    execute(
+        &mut client,
+        "INSERT INTO harvest_fair.task (queue, fairness_key) SELECT 'q' || i, 'A' FROM generate_series(1, 20) i",
+    );
+    let (mut served, mut refused) = (0, 0);
+    for i in 1..=20 {
+        match client.query(&format!("SELECT id FROM fair_claim('q{i}', 'w', 1)"), &[]) {
+            Ok(rows) => served += rows.len(),
+            Err(error) => {
+                let error = error.as_db_error().unwrap();
+                assert_ne!(error.code().code(), "XX000", "{error:?}");
+                assert!(
+                    error.hint().unwrap_or_default().contains("max_queues"),
+                    "{error:?}"
+                );
+                refused += 1;
+            }
+        }
+    }
+    let left: i64 = one(
+        &mut client,
+        "SELECT count(*) FROM harvest_fair.task WHERE state = 'pending'",
+        &[],
+    );
+    assert_eq!(served as i64 + left, 20);
+    assert!(served >= 8, "{served} served, {refused} refused");
+}
+
+#[test]
+fn two_databases_do_not_see_each_others_queues() {
+    let cluster = Cluster::shared();
+    let (left, right) = (cluster.database(), cluster.database());
+    let (mut left, mut right) = (left.connect(), right.connect());
+    execute(&mut left, "SELECT fair_set_weight('q', 'A', 9)");
+    for client in [&mut left, &mut right] {
+        flood(client, "q", "A", 50, "1 hour");
+        flood(client, "q", "B", 50, "1 hour");
+    }
+    let mut of_left = Vec::new();
+    let mut of_right = Vec::new();
+    for _ in 0..40 {
+        of_left.push(claim_one(&mut left, "q"));
+        of_right.push(claim_one(&mut right, "q"));
+    }
+    assert_near(count(&of_left, "A"), 36, 1, "claims at weight 9");
+    assert_near(count(&of_right, "A"), 20, 1, "claims at equal weights");
+    assert_eq!(
+        (pending(&mut left, "q"), pending(&mut right, "q")),
+        (60, 60)
+    );
+}
+
+#[test]
+fn a_re_created_extension_starts_clean_also_for_open_sessions() {
+    let db = Cluster::shared().database();
+    let (mut client, mut admin) = (db.connect(), db.connect());
+    execute(&mut client, "SELECT fair_set_weight('q', 'A', 0.01)");
+    flood(&mut client, "q", "A", 20, "1 hour");
+    flood(&mut client, "q", "old", 20, "1 hour");
+    claims(&mut client, "q", 10, 1);
+    execute(
+        &mut admin,
+        "DROP EXTENSION harvest_fair; DROP SCHEMA IF EXISTS harvest_fair",
+    );
+    assert!(
+        client
+            .batch_execute("SELECT fair_claim('q', 'w', 1)")
+            .is_err()
+    );
+    execute(&mut admin, "CREATE EXTENSION harvest_fair");
+    assert!(states(&mut client, "q").is_empty());
+    assert!(claim(&mut client, "q", "w", 1).is_empty());
+    flood(&mut client, "q", "A", 20, "1 hour");
+    flood(&mut client, "q", "B", 20, "1 hour");
+    let tasks = drain(&mut client, "q", 1);
+    assert_eq!(tasks.len(), 40);
+    assert_near(
+        count(&tasks[..20], "A"),
+        10,
+        1,
+        "claims of A, whose weight is gone",
+    );
+}
+
+#[test]
+fn a_rolled_back_create_and_a_rolled_back_drop_leave_things_as_they_were() {
+    let db = Cluster::shared().empty_database();
+    let mut client = db.connect();
+    execute(
+        &mut client,
+        "BEGIN; CREATE EXTENSION harvest_fair; SELECT fair_enqueue('q'); SELECT fair_claim('q', 'w', 1); ROLLBACK",
+    );
+    execute(&mut client, "CREATE EXTENSION harvest_fair");
+    flood(&mut client, "q", "A", 10, "1 hour");
+    claims(&mut client, "q", 3, 1);
+    execute(&mut client, "BEGIN; DROP EXTENSION harvest_fair; ROLLBACK");
+    assert_eq!(drain(&mut client, "q", 2).len(), 7);
+}
+
+#[test]
+fn the_extension_can_live_in_a_schema_of_its_own() {
+    let db = Cluster::shared().empty_database();
+    let mut client = db.connect();
+    execute(
+        &mut client,
+        "CREATE SCHEMA fair; CREATE EXTENSION harvest_fair SCHEMA fair; SELECT fair.fair_enqueue('q', fairness_key => 'A')",
+    );
+    let claimed: i64 = one(
+        &mut client,
+        "SELECT count(*) FROM fair.fair_claim('q', 'w')",
+        &[],
+    );
+    assert_eq!(claimed, 1);
+}
+
+#[test]
+fn a_squatted_schema_makes_create_extension_fail() {
+    let db = Cluster::shared().empty_database();
+    let mut client = db.connect_with("CREATE SCHEMA harvest_fair");
+    let refusal =
+        harvest_fair_server_tests::expect_refusal(&mut client, "CREATE EXTENSION harvest_fair");
+    assert_eq!(refusal.sqlstate, "42P06", "{refusal:?}");
+}
+
+#[test]
+fn a_database_with_a_janitor_at_work_can_be_dropped() {
+    let cluster = brisk();
+    let db = cluster.database();
+    let mut client = db.connect();
+    flood(&mut client, "q", "A", 100, "1 hour");
+    claims(&mut client, "q", 5, 2);
+    wait_until("the janitor has been there", PATIENCE, || {
+        one(
+            &mut client,
+            "SELECT count(*) > 0 FROM harvest_fair.key_state",
+            &[],
+        )
+    });
+    drop(client);
+    let start = Instant::now();
+    let mut admin = cluster.connect();
+    // A backend that just left may still be on its way out, which is not the janitor's fault.
+    execute(&mut admin, &format!("DROP DATABASE {}", db.name()));
+    assert!(
+        start.elapsed() < Duration::from_secs(10),
+        "{:?}",
+        start.elapsed()
+    );
+}
+
+#[test]
+fn an_extension_with_a_janitor_at_work_can_be_dropped_again_and_again() {
+    let db = brisk().database();
+    let mut client = db.connect();
+    for round in 0..5 {
+        flood(&mut client, "q", "A", 20, "1 hour");
+        assert_eq!(claims(&mut client, "q", 2, 5).len(), 10, "round {round}");
+        let start = Instant::now();
+        execute(
+            &mut client,
+            "DROP EXTENSION harvest_fair; DROP SCHEMA IF EXISTS harvest_fair",
+        );
+        assert!(
+            start.elapsed() < Duration::from_secs(10),
+            "{:?}",
+            start.elapsed()
+        );
+        execute(&mut client, "CREATE EXTENSION harvest_fair");
+    }
+    assert!(claim(&mut client, "q", "w", 1).is_empty());
+}
+
+#[test]
+fn a_database_can_serve_as_a_template() {
+    let cluster = Cluster::shared();
+    let db = cluster.database();
+    let mut client = db.connect();
+    flood(&mut client, "q", "A", 5, "1 hour");
+    claim_one(&mut client, "q");
+    drop(client);
+    let copy = format!("{}_copy", db.name());
+    let mut admin = cluster.connect();
+    let copied = harvest_fair_server_tests::holds_within(PATIENCE, || {
+        admin
+            .batch_execute(&format!("CREATE DATABASE {copy} TEMPLATE {}", db.name()))
+            .is_ok()
+    });
+    assert!(copied, "the janitor keeps the database in use");
+    let mut client = cluster.connect_db(&copy);
+    assert_eq!(drain(&mut client, "q", 2).len(), 4);
+    assert_eq!(drain(&mut db.connect(), "q", 2).len(), 4);
+    drop(client);
+    execute(&mut admin, &format!("DROP DATABASE {copy} WITH (FORCE)"));
+}
+
+/// The lags of a queue's keys: what of their passes outlives a restart, since a tier is rebased when it is loaded.
+fn lags(client: &mut Client) -> Vec<(String, f64)> {
+    states(client, "q")
+        .into_iter()
+        .map(|state| (state.key, state.lag))
+        .collect()
+}
+
+fn restart_keeps_the_lags(how: Shutdown) {
+    let cluster = Cluster::start(Options::new().set("harvest_fair.flush_interval", "500ms"));
+    let db = cluster.database();
+    let mut client = db.connect();
+    for (key, weight) in [("A", 1.0), ("B", 0.25), ("C", 0.125)] {
+        execute(
+            &mut client,
+            &format!("SELECT fair_set_weight('q', '{key}', {weight})"),
+        );
+        flood(&mut client, "q", key, 100, "1 hour");
+    }
+    claims(&mut client, "q", 17, 1);
+    let before = lags(&mut client);
+    assert!(
+        before.iter().any(|(_, lag)| *lag > 1.0),
+        "nobody is in debt: {before:?}"
+    );
+    if how == Shutdown::Immediate {
+        wait_until("the board is flushed", PATIENCE, || is_flushed(&mut client));
+    }
+    drop(client);
+    cluster.restart(how);
+    let mut client = db.connect();
+    let start = Instant::now();
+    let first = claim_one(&mut client, "q");
+    assert!(
+        start.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        start.elapsed()
+    );
+    // That claim undone, the board is as it was.
+    let released: bool = one(
+        &mut client,
+        "SELECT fair_release($1, $2)",
+        &[&first.id, &first.lease],
+    );
+    assert!(released);
+    assert_eq!(lags(&mut client), before);
+    assert_eq!(drain(&mut client, "q", 50).len(), 283);
+}
+
+/// Whether key_state holds every pass of the board.
+fn is_flushed(client: &mut Client) -> bool {
+    one(
+        client,
+        "SELECT NOT EXISTS (
+             SELECT FROM fair_state('q') s LEFT JOIN harvest_fair.key_state k USING (queue, priority, fairness_key)
+             WHERE k.pass IS DISTINCT FROM round(s.pass * 1e6)::bigint)",
+        &[],
+    )
+}
+
+#[test]
+fn a_smart_restart_keeps_the_lags() {
+    restart_keeps_the_lags(Shutdown::Smart);
+}
+
+#[test]
+fn a_fast_restart_keeps_the_lags() {
+    restart_keeps_the_lags(Shutdown::Fast);
+}
+
+#[test]
+fn an_immediate_restart_keeps_the_lags_of_the_last_flush() {
+    restart_keeps_the_lags(Shutdown::Immediate);
+}
+
+#[test]
+fn a_crash_between_flushes_forgives_little_and_loses_nothing() {
+    let cluster = Cluster::start(Options::new().set("harvest_fair.flush_interval", "1h"));
+    let db = cluster.database();
+    let mut client = db.connect();
+    for key in ["A", "B"] {
+        flood(&mut client, "q", key, 100, "1 hour");
+    }
+    let before = claims(&mut client, "q", 31, 1);
+    drop(client);
+    cluster.restart(Shutdown::Immediate);
+    let mut client = db.connect();
+    let after = claims(&mut client, "q", 40, 1);
+    assert_near(count(&after, "A"), 20, 1, "claims of A");
+    let mut all = [before, after].concat();
+    all.extend(drain(&mut client, "q", 50));
+    assert_all_different(&all);
+    assert_eq!(all.len(), 200);
+}
+
+#[test]
+fn running_tasks_are_counted_again_after_a_restart() {
+    let cluster = Cluster::start(brisk_options());
+    let db = cluster.database();
+    let mut client = db.connect();
+    flood(&mut client, "q", "A", 10, "1 hour");
+    let tasks = claim(&mut client, "q", "w", 4);
+    drop(client);
+    cluster.restart(Shutdown::Fast);
+    let mut client = db.connect();
+    claim_one(&mut client, "q");
+    assert_eq!(state(&mut client, "q", "A").running, 5);
+    for task in &tasks {
+        assert!(harvest_fair_server_tests::complete(&mut client, task));
+    }
+    assert_eq!(state(&mut client, "q", "A").running, 1);
+}
+
+#[test]
+fn a_restart_under_load_loses_nothing() {
+    let cluster = Cluster::start(brisk_options());
+    let db = cluster.database();
+    let mut client = db.connect();
+    execute(
+        &mut client,
+        "INSERT INTO harvest_fair.task (queue, fairness_key, max_attempts)
+         SELECT 'q', 'k' || i % 7, 100 FROM generate_series(1, 2000) i",
+    );
+    drop(client);
+    for how in [Shutdown::Fast, Shutdown::Immediate] {
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                let (db, stop) = (&db, &stop);
+                scope.spawn(move || {
+                    let mut client = db.connect();
+                    while !stop.load(Ordering::Relaxed)
+                        && client
+                            .query(
+                                "SELECT fair_complete(id, lease) FROM fair_claim('q', 'w', 2)",
+                                &[],
+                            )
+                            .is_ok()
+                    {}
+                });
+            }
+            let mut watcher = db.connect();
+            let enough = if how == Shutdown::Fast { 200 } else { 600 };
+            wait_until("some are done", PATIENCE, || {
+                one(
+                    &mut watcher,
+                    "SELECT count(*) >= $1 FROM harvest_fair.task WHERE state = 'completed'",
+                    &[&(enough as i64)],
+                )
+            });
+            cluster.stop(how);
+            stop.store(true, Ordering::Relaxed);
+        });
+        cluster.start_server();
+    }
+    let mut client = db.connect();
+    let left = pending(&mut client, "q");
+    assert_eq!(drain(&mut client, "q", 100).len() as i64, left);
+    let states: i64 = one(
+        &mut client,
+        "SELECT count(*) FROM harvest_fair.task WHERE state IN ('completed', 'running')",
+        &[],
+    );
+    assert_eq!(states, 2000);
+}
+
+#[test]
+fn a_first_claim_finds_what_was_enqueued_long_before() {
+    let cluster = Cluster::start(Options::new());
+    let db = cluster.database();
+    let mut client = db.connect();
+    for priority in 1..=5 {
+        execute(
+            &mut client,
+            &format!(
+                "INSERT INTO harvest_fair.task (queue, fairness_key, priority, new_start, scheduled_at)
+                 SELECT 'q', 'k' || i % 3, {priority}, i % 2 = 0, now() - i * interval '1 min'
+                 FROM generate_series(1, 12) i;
+                 INSERT INTO harvest_fair.task (queue, priority, scheduled_at)
+                 VALUES ('q', {priority}, now() + interval '1 day')"
+            ),
+        );
+    }
+    drop(client);
+    cluster.restart(Shutdown::Fast);
+    let mut client = db.connect();
+    let tasks = drain(&mut client, "q", 8);
+    assert_eq!(tasks.len(), 60);
+    assert!(tasks.is_sorted_by_key(|task| task.priority));
+    assert_eq!(pending(&mut client, "q"), 5);
+}
+
+#[test]
+fn without_shared_preload_libraries_create_extension_says_what_to_do() {
+    let cluster = Cluster::start(Options::new().without_preload());
+    let db = cluster.empty_database();
+    let mut client = db.connect();
+    let refusal =
+        harvest_fair_server_tests::expect_refusal(&mut client, "CREATE EXTENSION harvest_fair");
+    assert_ne!(refusal.sqlstate, "XX000", "{refusal:?}");
+    assert!(
+        refusal.hint.contains("shared_preload_libraries"),
+        "{refusal:?}"
+    );
+    let schemas: i64 = one(
+        &mut client,
+        "SELECT count(*) FROM pg_namespace WHERE nspname = 'harvest_fair'",
+        &[],
+    );
+    assert_eq!(schemas, 0);
+}
+
+#[test]
+fn a_server_that_lost_the_preload_refuses_to_claim_and_loses_nothing() {
+    let cluster = Cluster::start(Options::new());
+    let db = cluster.database();
+    let mut client = db.connect();
+    enqueue(&mut client, "q", Some("A"));
+    drop(client);
+    cluster.append_conf("shared_preload_libraries = ''\n");
+    cluster.restart(Shutdown::Fast);
+    let mut client = db.connect();
+    for sql in ["SELECT fair_claim('q', 'w', 1)", "SELECT fair_state('q')"] {
+        let refusal = harvest_fair_server_tests::expect_refusal(&mut client, sql);
+        assert_ne!(refusal.sqlstate, "XX000", "{refusal:?}");
+        assert!(
+            refusal.hint.contains("shared_preload_libraries"),
+            "{refusal:?}"
+        );
+    }
+    drop(client);
+    cluster.append_conf("shared_preload_libraries = 'harvest_fair'\n");
+    cluster.restart(Shutdown::Fast);
+    assert_eq!(keys_of(&drain(&mut db.connect(), "q", 1)), ["A"]);
+}

@@ -1,0 +1,234 @@
+//! What the janitor does by itself: snapshots, retention, and keeping out of the way.
+
+use std::time::Duration;
+
+use harvest_fair_server_tests::{
+    Cluster, Options, PATIENCE, Shutdown, claim, claim_one, complete, flood, holds_within, one,
+    wait_until,
+};
+
+use crate::support::{brisk, brisk_options, claims, drain, execute};
+
+#[test]
+fn the_board_is_written_to_key_state_in_ticks() {
+    let db = brisk().database();
+    let mut client = db.connect_with("SELECT fair_set_weight('q', 'A', 4)");
+    flood(&mut client, "q", "A", 20, "1 hour");
+    claims(&mut client, "q", 3, 1);
+    wait_until("the passes are written", PATIENCE, || {
+        one(
+            &mut client,
+            "SELECT EXISTS (SELECT FROM harvest_fair.key_state
+                            WHERE queue = 'q' AND priority = 3 AND fairness_key = 'A'
+                              AND pass = 750000 AND last_start = 500000)",
+            &[],
+        )
+    });
+}
+
+#[test]
+fn a_board_that_does_not_change_is_not_written_again() {
+    let db = brisk().database();
+    let mut client = db.connect();
+    flood(&mut client, "q", "A", 20, "1 hour");
+    claims(&mut client, "q", 3, 1);
+    wait_until("the passes are written", PATIENCE, || {
+        one(
+            &mut client,
+            "SELECT count(*) = 1 FROM harvest_fair.key_state WHERE pass = 3000000",
+            &[],
+        )
+    });
+    // Another queue's flush shows that the janitor came round again.
+    flood(&mut client, "other", "B", 20, "1 hour");
+    let version = "SELECT xmin::text FROM harvest_fair.key_state WHERE queue = 'q'";
+    let before: String = one(&mut client, version, &[]);
+    for pass in 1..=3i64 {
+        claim_one(&mut client, "other");
+        wait_until("the other queue is written", PATIENCE, || {
+            one(
+                &mut client,
+                "SELECT count(*) = 1 FROM harvest_fair.key_state WHERE queue = 'other' AND pass = $1",
+                &[&(pass * 1_000_000)],
+            )
+        });
+    }
+    assert_eq!(one::<String>(&mut client, version, &[]), before);
+}
+
+#[test]
+fn finished_tasks_are_deleted_after_their_retention_and_no_others() {
+    let cluster = Cluster::start(brisk_options().set("harvest_fair.retention", "2s"));
+    let db = cluster.database();
+    let mut client = db.connect();
+    flood(&mut client, "q", "A", 6, "1 hour");
+    let tasks = claim(&mut client, "q", "w", 4);
+    assert!(complete(&mut client, &tasks[0]));
+    execute(
+        &mut client,
+        &format!(
+            "UPDATE harvest_fair.task SET max_attempts = 1 WHERE id = {}",
+            tasks[1].id
+        ),
+    );
+    execute(
+        &mut client,
+        &format!("SELECT fair_fail({}, {}, 'x')", tasks[1].id, tasks[1].lease),
+    );
+    execute(
+        &mut client,
+        "SELECT fair_cancel(max(id)) FROM harvest_fair.task WHERE state = 'pending'",
+    );
+    let states =
+        "SELECT coalesce(string_agg(state::text, ' ' ORDER BY state), '') FROM harvest_fair.task";
+    assert_eq!(
+        one::<String>(&mut client, states, &[]),
+        "pending running running completed failed cancelled"
+    );
+    wait_until("the finished are gone", PATIENCE, || {
+        one::<String>(&mut client, states, &[]) == "pending running running"
+    });
+    assert!(complete(&mut client, &tasks[2]));
+}
+
+#[test]
+fn many_finished_tasks_are_deleted_in_small_transactions() {
+    let cluster = Cluster::start(brisk_options().set("harvest_fair.retention", "1s"));
+    let db = cluster.database();
+    let mut client = db.connect();
+    execute(
+        &mut client,
+        "INSERT INTO harvest_fair.task (queue, state, finished_at)
+         SELECT 'q', 'completed', now() - interval '1 day' FROM generate_series(1, 25000)",
+    );
+    let deleted =
+        "SELECT coalesce(max(n_tup_del), 0) FROM pg_stat_user_tables WHERE relname = 'task'";
+    let mut most_at_once = 0;
+    let mut seen = 25_000i64;
+    wait_until("all are gone", Duration::from_secs(60), || {
+        let left: i64 = one(&mut client, "SELECT count(*) FROM harvest_fair.task", &[]);
+        most_at_once = most_at_once.max(seen - left);
+        seen = left;
+        left == 0
+    });
+    assert!(most_at_once < 25_000, "all were deleted at once");
+    let _: i64 = one(&mut client, deleted, &[]);
+}
+
+#[test]
+fn finished_tasks_stay_while_their_retention_lasts() {
+    let db = brisk().database();
+    let mut client = db.connect();
+    flood(&mut client, "q", "A", 3, "1 hour");
+    for task in drain(&mut client, "q", 3) {
+        assert!(complete(&mut client, &task));
+    }
+    let gone = holds_within(Duration::from_secs(3), || {
+        one(
+            &mut client,
+            "SELECT count(*) < 3 FROM harvest_fair.task",
+            &[],
+        )
+    });
+    assert!(!gone, "deleted before a day had passed");
+}
+
+#[test]
+fn every_database_with_the_extension_has_one_janitor_also_after_a_restart() {
+    let cluster = Cluster::start(brisk_options());
+    let (one_db, other_db) = (cluster.database(), cluster.database());
+    let mut admin = cluster.connect();
+    let janitors = |client: &mut postgres::Client| -> Vec<(String, i64)> {
+        client
+            .query(
+                "SELECT datname::text, count(*) FROM pg_stat_activity
+                 WHERE backend_type ILIKE '%harvest%' AND datname LIKE 't%' AND datname NOT LIKE 'template%'
+                 GROUP BY datname ORDER BY datname",
+                &[],
+            )
+            .unwrap()
+            .iter()
+            .map(|row| (row.get(0), row.get(1)))
+            .collect()
+    };
+    let mut expected = vec![
+        (one_db.name().to_owned(), 1),
+        (other_db.name().to_owned(), 1),
+    ];
+    expected.sort();
+    for db in [&one_db, &other_db] {
+        let mut client = db.connect();
+        flood(&mut client, "q", "A", 3, "1 s");
+        claim_one(&mut client, "q");
+    }
+    wait_until("each database has its janitor", PATIENCE, || {
+        janitors(&mut admin) == expected
+    });
+    drop(admin);
+    cluster.restart(Shutdown::Fast);
+    let mut admin = cluster.connect();
+    for db in [&one_db, &other_db] {
+        claim_one(&mut db.connect(), "q");
+    }
+    wait_until("each database has its janitor again", PATIENCE, || {
+        janitors(&mut admin) == expected
+    });
+}
+
+#[test]
+fn a_killed_janitor_comes_back() {
+    let db = brisk().database();
+    let mut client = db.connect();
+    flood(&mut client, "q", "A", 10, "1 hour");
+    claim_one(&mut client, "q");
+    let janitor = |client: &mut postgres::Client| -> Option<i32> {
+        one(
+            client,
+            "SELECT max(pid) FROM pg_stat_activity WHERE backend_type ILIKE '%harvest%' AND datname = current_database()",
+            &[],
+        )
+    };
+    let mut pid = None;
+    wait_until("there is a janitor", PATIENCE, || {
+        pid = janitor(&mut client);
+        pid.is_some()
+    });
+    let done: bool = one(
+        &mut client,
+        "SELECT pg_terminate_backend($1, 10000)",
+        &[&pid.unwrap()],
+    );
+    assert!(done);
+    claim_one(&mut client, "q");
+    wait_until("its successor works", PATIENCE, || {
+        one(
+            &mut client,
+            "SELECT count(*) = 1 FROM harvest_fair.key_state WHERE pass = 2000000",
+            &[],
+        )
+    });
+    assert_ne!(janitor(&mut client), pid);
+}
+
+#[test]
+fn idle_databases_are_quiet() {
+    let cluster = Cluster::start(Options::new().set("log_min_messages", "warning"));
+    let db = cluster.database();
+    let mut client = db.connect();
+    flood(&mut client, "q", "A", 3, "1 s");
+    drain(&mut client, "q", 3);
+    drop(client);
+    cluster.restart(Shutdown::Fast);
+    let log = cluster.log();
+    let complaints: Vec<&str> = log
+        .lines()
+        .filter(|line| {
+            ["WARNING", "ERROR", "FATAL", "PANIC"]
+                .iter()
+                .any(|level| line.contains(&format!(" {level}:")))
+        })
+        // Connections are refused while the server starts and stops.
+        .filter(|line| !line.contains("the database system is"))
+        .collect();
+    assert!(complaints.is_empty(), "{complaints:#?}");
+}

@@ -1,0 +1,237 @@
+//! A claim does not depend on statistics, planner settings, or on what is not its own.
+
+use harvest_fair_server_tests::{Cluster, claim_one, flood, one};
+use postgres::Client;
+use serde_json::Value;
+
+use crate::support::{assert_all_different, claims, drain, execute};
+
+/// Buffers that one claim of `n` touches, in a session that has claimed before.
+fn buffers(client: &mut Client, queue: &str, n: i32) -> i64 {
+    let plan: Value = one(
+        client,
+        &format!(
+            "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT * FROM fair_claim('{queue}', 'w', {n})"
+        ),
+        &[],
+    );
+    let plan = &plan[0]["Plan"];
+    assert_eq!(plan["Actual Rows"].as_f64(), Some(f64::from(n)), "{plan}");
+    plan["Shared Hit Blocks"].as_i64().unwrap() + plan["Shared Read Blocks"].as_i64().unwrap()
+}
+
+/// The middle one of nine claims' buffers: a page split now and then is not what is looked for.
+fn usual_buffers(client: &mut Client, queue: &str) -> i64 {
+    claim_one(client, queue);
+    let mut seen: Vec<i64> = (0..9).map(|_| buffers(client, queue, 1)).collect();
+    seen.sort_unstable();
+    seen[4]
+}
+
+#[test]
+fn a_claim_of_one_returns_one_row_whatever_the_planner_believes() {
+    for setting in [
+        "SET plan_cache_mode = auto",
+        "SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_material = off",
+        "SET plan_cache_mode = force_generic_plan",
+        "SET enable_indexscan = off; SET enable_indexonlyscan = off; SET enable_bitmapscan = off; SET enable_tidscan = off",
+        "SET enable_seqscan = off; SET enable_nestloop = off",
+        "SET jit_above_cost = 0; SET debug_parallel_query = on",
+    ] {
+        let db = Cluster::shared().database();
+        let mut client = db.connect();
+        execute(
+            &mut client,
+            "ALTER TABLE harvest_fair.task SET (autovacuum_enabled = off);
+             INSERT INTO harvest_fair.task (queue, fairness_key, payload)
+             SELECT 'q', 'k' || i % 3, to_jsonb(repeat('x', 1500) || i) FROM generate_series(1, 60) i;
+             DELETE FROM harvest_fair.task WHERE id > 1",
+        );
+        execute(&mut client, "VACUUM ANALYZE harvest_fair.task");
+        execute(
+            &mut client,
+            "INSERT INTO harvest_fair.task (queue, fairness_key, payload)
+             SELECT 'q', 'k' || i % 3, to_jsonb(repeat('x', 1500) || i) FROM generate_series(1, 5) i",
+        );
+        // Not every version knows every setting.
+        for statement in setting.split("; ") {
+            let _ = client.batch_execute(statement);
+        }
+        let tasks = claims(&mut client, "q", 6, 1);
+        assert_eq!(tasks.len(), 6, "{setting}");
+        assert_all_different(&tasks);
+        let running: i64 = one(
+            &mut client,
+            "SELECT count(*) FROM harvest_fair.task WHERE state = 'running'",
+            &[],
+        );
+        assert_eq!(running, 6, "{setting}");
+    }
+}
+
+#[test]
+fn a_claim_reads_no_more_for_a_hundred_thousand_rows_that_are_due_next_week() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    flood(&mut client, "without", "B", 12, "1 hour");
+    let without = usual_buffers(&mut client, "without");
+    execute(
+        &mut client,
+        "INSERT INTO harvest_fair.task (queue, fairness_key, scheduled_at)
+         SELECT 'with', 'A', now() + interval '7 days' + i * interval '1 ms' FROM generate_series(1, 100000) i",
+    );
+    flood(&mut client, "with", "B", 12, "1 hour");
+    let with = usual_buffers(&mut client, "with");
+    assert!(
+        with <= without * 3 / 2 + 4,
+        "{with} buffers, {without} without them"
+    );
+}
+
+#[test]
+fn a_claim_reads_no_more_for_the_backlog_of_another_queue() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    flood(&mut client, "q2", "B", 50, "1 hour");
+    let alone = usual_buffers(&mut client, "q2");
+    execute(
+        &mut client,
+        "INSERT INTO harvest_fair.task (queue, fairness_key)
+         SELECT 'q1', 'k' || i % 50 FROM generate_series(1, 100000) i",
+    );
+    let beside = usual_buffers(&mut client, "q2");
+    assert!(
+        beside <= alone * 3 / 2 + 4,
+        "{beside} buffers, {alone} alone"
+    );
+}
+
+#[test]
+fn a_claim_reads_no_more_with_statistics_of_an_empty_table_and_many_finished_tasks() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    execute(
+        &mut client,
+        "ALTER TABLE harvest_fair.task SET (autovacuum_enabled = off); ANALYZE harvest_fair.task",
+    );
+    let finish = |client: &mut Client, n: i64| {
+        execute(
+            client,
+            &format!(
+                "INSERT INTO harvest_fair.task (queue, fairness_key, state, finished_at)
+                 SELECT 'q', 'k' || i % 5, 'completed', now() FROM generate_series(1, {n}) i"
+            ),
+        );
+    };
+    finish(&mut client, 1_000);
+    execute(
+        &mut client,
+        "INSERT INTO harvest_fair.task (queue, fairness_key) SELECT 'q', 'k' || i % 5 FROM generate_series(1, 1200) i",
+    );
+    let few = usual_buffers(&mut client, "q");
+    finish(&mut client, 100_000);
+    let many = usual_buffers(&mut client, "q");
+    assert!(
+        many <= few * 3 / 2 + 4,
+        "{many} buffers, {few} with few finished tasks"
+    );
+    assert_eq!(drain(&mut client, "q", 500).len(), 1200 - 20);
+}
+
+#[test]
+fn a_claim_reads_no_more_while_an_old_snapshot_keeps_dead_entries_alive() {
+    let db = Cluster::shared().database();
+    let (mut client, mut old) = (db.connect(), db.connect());
+    execute(
+        &mut client,
+        "INSERT INTO harvest_fair.task (queue, fairness_key) SELECT 'q', 'k' || i % 10 FROM generate_series(1, 8000) i",
+    );
+    execute(
+        &mut old,
+        "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM harvest_fair.task",
+    );
+    let first = usual_buffers(&mut client, "q");
+    for task in claims(&mut client, "q", 60, 100) {
+        assert!(harvest_fair_server_tests::complete(&mut client, &task));
+    }
+    let last = usual_buffers(&mut client, "q");
+    assert!(
+        last <= first * 3 / 2 + 4,
+        "{last} buffers after 6,000 claims, {first} at the start"
+    );
+    // No table of ours but the tasks' gains a dead row for each claim.
+    let pages: i64 = one(
+        &mut client,
+        "SELECT coalesce(sum(pg_relation_size(c.oid) / 8192), 0)::bigint FROM pg_class c
+         JOIN pg_namespace n ON n.oid = c.relnamespace
+         WHERE n.nspname = 'harvest_fair' AND c.relkind = 'r' AND c.relname <> 'task'",
+        &[],
+    );
+    assert!(pages < 20, "{pages} pages in tables other than the tasks'");
+    execute(&mut old, "ROLLBACK");
+}
+
+#[test]
+fn an_empty_claim_writes_nothing() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    flood(&mut client, "drained", "A", 3, "1 hour");
+    drain(&mut client, "drained", 3);
+    execute(
+        &mut client,
+        "SELECT fair_enqueue('future', scheduled_at => now() + interval '1 day')",
+    );
+    for (queue, n, wait) in [
+        ("drained", 1, "NULL"),
+        ("future", 5, "NULL"),
+        ("unknown", 1, "NULL"),
+        ("drained", 1, "'20 ms'"),
+    ] {
+        // The first claim may load the queue.
+        execute(
+            &mut client,
+            &format!("SELECT fair_claim('{queue}', 'w', 1)"),
+        );
+        let mut transaction = client.transaction().unwrap();
+        let plan: Value = one(
+            &mut transaction,
+            &format!(
+                "EXPLAIN (ANALYZE, WAL, FORMAT JSON) SELECT * FROM fair_claim('{queue}', 'w', {n}, {wait})"
+            ),
+            &[],
+        );
+        let plan = &plan[0]["Plan"];
+        assert_eq!(plan["Actual Rows"].as_f64(), Some(0.0), "{queue}");
+        assert_eq!(plan["WAL Records"].as_i64(), Some(0), "{queue}: {plan}");
+        let assigned: bool = one(
+            &mut transaction,
+            "SELECT pg_current_xact_id_if_assigned() IS NOT NULL",
+            &[],
+        );
+        assert!(!assigned, "an empty claim on {queue} took a transaction id");
+        transaction.commit().unwrap();
+    }
+}
+
+#[test]
+fn idle_workers_that_poll_use_no_transaction_ids() {
+    let cluster = Cluster::start(harvest_fair_server_tests::Options::new());
+    let db = cluster.database();
+    let mut client = db.connect();
+    execute(&mut client, "SELECT fair_claim('q', 'w', 1)");
+    let next = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint";
+    let before: i64 = one(&mut client, next, &[]);
+    std::thread::scope(|scope| {
+        for _ in 0..32 {
+            scope.spawn(|| {
+                let mut client = db.connect();
+                for _ in 0..50 {
+                    assert!(harvest_fair_server_tests::claim(&mut client, "q", "w", 3).is_empty());
+                }
+            });
+        }
+    });
+    let used = one::<i64>(&mut client, next, &[]) - before;
+    // The janitor and autovacuum may use a few; 1,600 polls use none.
+    assert!(used < 100, "{used} transaction ids for 1,600 empty claims");
+}

@@ -1,0 +1,468 @@
+//! Claims that do not commit: no task is lost or doubled, and the order goes on as if they had not been.
+
+use harvest_fair_server_tests::{
+    ClaimedTask, Cluster, PATIENCE, claim, claim_one, count, enqueue, expect_error, flood, one,
+    pending, pid_of, sqlstate_of, wait_until,
+};
+use postgres::{Client, NoTls};
+
+use crate::support::{
+    assert_all_different, assert_near, brisk, brisk_options, claims, drain, execute, stat, state,
+    states,
+};
+
+const KEYS: [(&str, f64); 3] = [("A", 1.0), ("B", 1.0), ("C", 2.0)];
+const EACH: i64 = 100;
+
+/// Two equal queues: in `q` a claim will be aborted, in `control` it will not be tried.
+fn prepare(client: &mut Client) {
+    for queue in ["q", "control"] {
+        for (key, weight) in KEYS {
+            execute(
+                client,
+                &format!("SELECT fair_set_weight('{queue}', '{key}', {weight})"),
+            );
+            flood(client, queue, key, EACH, "1 hour");
+        }
+        assert_eq!(claims(client, queue, 4, 5).len(), 20);
+    }
+}
+
+/// What 100 claims of the queue where nothing was aborted are.
+fn control(client: &mut Client) -> Vec<ClaimedTask> {
+    claims(client, "control", 100, 1)
+}
+
+/// The queue goes on as the control does, and every task comes exactly once.
+fn check(client: &mut Client, control: &[ClaimedTask]) {
+    let next = claims(client, "q", 100, 1);
+    for (key, _) in KEYS {
+        assert_near(
+            count(&next, key),
+            count(control, key),
+            1,
+            &format!("claims of {key}"),
+        );
+    }
+    let mut all = next;
+    all.extend(drain(client, "q", 20));
+    assert_all_different(&all);
+    assert_eq!(all.len(), 3 * EACH as usize - 20, "tasks lost");
+    assert_eq!(pending(client, "q"), 0);
+}
+
+/// Makes a claim stop in its midst: the update of the fifth row of this session waits for an advisory lock.
+const STOP_MIDWAY: &str = "
+    CREATE FUNCTION stop_midway() RETURNS trigger LANGUAGE plpgsql AS $$
+    DECLARE
+        row_number int := coalesce(nullif(current_setting('test.row', true), ''), '0')::int + 1;
+    BEGIN
+        PERFORM set_config('test.row', row_number::text, false);
+        IF row_number = 5 THEN
+            PERFORM pg_advisory_xact_lock(42);
+        END IF;
+        RETURN NEW;
+    END $$;
+    CREATE TRIGGER zz_stop_midway BEFORE UPDATE ON harvest_fair.task
+        FOR EACH ROW WHEN (NEW.state = 'running' AND NEW.worker = 'victim') EXECUTE FUNCTION stop_midway()";
+
+/// Starts a claim of 10 on its own connection, waits until it is in the midst of its rows, lets `interrupt` have the
+/// victim's pid and a token to cancel it, and returns how the claim ended.
+fn interrupt_midway(
+    db: &harvest_fair_server_tests::Database,
+    interrupt: impl FnOnce(i32, postgres::CancelToken),
+) -> Result<u64, postgres::Error> {
+    let mut holder = db.connect_with(STOP_MIDWAY);
+    execute(&mut holder, "SELECT pg_advisory_lock(42)");
+    let mut victim = db.connect();
+    let pid = pid_of(&mut victim);
+    let token = victim.cancel_token();
+    let claiming =
+        std::thread::spawn(move || victim.execute("SELECT fair_claim('q', 'victim', 10)", &[]));
+    wait_until("the claim is in its midst", PATIENCE, || {
+        one(
+            &mut holder,
+            "SELECT count(*) = 1 FROM pg_stat_activity WHERE pid = $1 AND wait_event = 'advisory'",
+            &[&pid],
+        )
+    });
+    interrupt(pid, token);
+    claiming.join().expect("the claiming thread ends")
+}
+
+#[test]
+fn a_rolled_back_claim_changes_nothing() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    prepare(&mut client);
+    let before = states(&mut client, "q");
+    let mut transaction = client.transaction().unwrap();
+    assert_eq!(claim(&mut transaction, "q", "w", 10).len(), 10);
+    transaction.rollback().unwrap();
+    let after = states(&mut client, "q");
+    for (before, after) in before.iter().zip(&after) {
+        assert_eq!(after.pass, before.pass.max(after.clock), "{after:?}");
+        assert_eq!(after.running, before.running, "{after:?}");
+    }
+    let control = control(&mut client);
+    check(&mut client, &control);
+}
+
+#[test]
+fn a_rolled_back_claim_gives_back_the_same_rows_in_the_same_order() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    prepare(&mut client);
+    let mut transaction = client.transaction().unwrap();
+    let undone = claim(&mut transaction, "q", "w", 30);
+    transaction.rollback().unwrap();
+    let again = claim(&mut client, "q", "w", 30);
+    let order = |key: &str, tasks: &[ClaimedTask]| -> Vec<i64> {
+        tasks
+            .iter()
+            .filter(|task| task.key == key)
+            .map(|task| task.id)
+            .take(6)
+            .collect()
+    };
+    for (key, _) in KEYS {
+        assert_eq!(order(key, &again), order(key, &undone), "{key}");
+    }
+}
+
+#[test]
+fn a_claim_undone_by_a_savepoint_changes_nothing() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    prepare(&mut client);
+    let mut transaction = client.transaction().unwrap();
+    {
+        let mut savepoint = transaction.savepoint("s").unwrap();
+        assert_eq!(claim(&mut savepoint, "q", "w", 10).len(), 10);
+        savepoint.rollback().unwrap();
+    }
+    transaction.commit().unwrap();
+    let control = control(&mut client);
+    check(&mut client, &control);
+}
+
+#[test]
+fn only_the_savepoint_that_was_rolled_back_is_undone() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    flood(&mut client, "q", "A", 10, "1 hour");
+    execute(
+        &mut client,
+        "BEGIN;
+         SELECT fair_claim('q', 'kept', 1);
+         SAVEPOINT a;
+           SELECT fair_claim('q', 'kept', 1);
+           SAVEPOINT b;
+             SELECT fair_claim('q', 'undone', 2);
+             SAVEPOINT c;
+               SELECT fair_claim('q', 'undone', 2);
+             RELEASE c;
+           ROLLBACK TO b;
+           SELECT fair_claim('q', 'kept', 1);
+         RELEASE a;
+         COMMIT",
+    );
+    let mut workers: Vec<String> = client
+        .query(
+            "SELECT worker FROM harvest_fair.task WHERE state = 'running'",
+            &[],
+        )
+        .unwrap()
+        .iter()
+        .map(|row| row.get(0))
+        .collect();
+    workers.sort();
+    assert_eq!(workers, ["kept", "kept", "kept"]);
+    let a = state(&mut client, "q", "A");
+    assert_eq!((a.pass, a.running), (3.0, 3), "{a:?}");
+    assert_eq!(drain(&mut client, "q", 3).len(), 7);
+}
+
+#[test]
+fn a_claim_undone_by_an_exception_block_changes_nothing() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    prepare(&mut client);
+    execute(
+        &mut client,
+        "DO $$ BEGIN
+             PERFORM fair_claim('q', 'w', 10);
+             RAISE EXCEPTION 'changed my mind';
+         EXCEPTION WHEN OTHERS THEN NULL; END $$",
+    );
+    let control = control(&mut client);
+    check(&mut client, &control);
+}
+
+#[test]
+fn a_savepoint_of_a_transaction_that_aborts_is_undone_once() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    prepare(&mut client);
+    execute(
+        &mut client,
+        "BEGIN; SAVEPOINT a; SELECT fair_claim('q', 'w', 10); RELEASE a; SAVEPOINT b; SELECT fair_claim('q', 'w', 10); ROLLBACK",
+    );
+    let control = control(&mut client);
+    check(&mut client, &control);
+    assert!(
+        states(&mut client, "q")
+            .iter()
+            .all(|state| state.running >= 0)
+    );
+}
+
+#[test]
+fn an_aborted_batch_does_not_put_its_key_ahead_of_a_newcomer() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    flood(&mut client, "q", "A", 1200, "1 hour");
+    let mut transaction = client.transaction().unwrap();
+    assert_eq!(claim(&mut transaction, "q", "w", 1000).len(), 1000);
+    transaction.rollback().unwrap();
+    flood(&mut client, "q", "B", 50, "1 min");
+    let tasks = claims(&mut client, "q", 20, 1);
+    assert_near(count(&tasks, "B"), 10, 1, "claims of the newcomer");
+}
+
+#[test]
+fn others_claim_other_rows_while_a_claim_is_open_and_its_rows_once_it_is_undone() {
+    let db = Cluster::shared().database();
+    let (mut one, mut two) = (db.connect(), db.connect());
+    flood(&mut one, "q", "A", 10, "1 hour");
+    let mut transaction = one.transaction().unwrap();
+    let open = claim(&mut transaction, "q", "w", 4);
+    let others = drain(&mut two, "q", 2);
+    assert_eq!(others.len(), 6);
+    transaction.rollback().unwrap();
+    let back = drain(&mut two, "q", 2);
+    let ids = |tasks: &[ClaimedTask]| tasks.iter().map(|task| task.id).collect::<Vec<_>>();
+    assert_eq!(ids(&back), ids(&open));
+}
+
+#[test]
+fn a_claim_cancelled_in_its_midst_changes_nothing() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    prepare(&mut client);
+    let error = interrupt_midway(&db, |_, token| token.cancel_query(NoTls).unwrap()).unwrap_err();
+    assert_eq!(sqlstate_of(&error), "57014");
+    let control = control(&mut client);
+    check(&mut client, &control);
+}
+
+#[test]
+fn a_claim_terminated_in_its_midst_changes_nothing() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    prepare(&mut client);
+    let result = interrupt_midway(&db, |pid, _| {
+        let done: bool = one(
+            &mut client,
+            "SELECT pg_terminate_backend($1, 10000)",
+            &[&pid],
+        );
+        assert!(done);
+    });
+    assert!(result.is_err());
+    let control = control(&mut client);
+    check(&mut client, &control);
+}
+
+#[test]
+fn a_claim_killed_in_its_midst_loses_nothing() {
+    let cluster = Cluster::start(brisk_options());
+    let db = cluster.database();
+    let mut client = db.connect();
+    prepare(&mut client);
+    let control = control(&mut client);
+    let witness = db.connect();
+    let result = interrupt_midway(&db, |pid, _| cluster.kill_9(pid));
+    assert!(result.is_err());
+    cluster.wait_for_recovery(witness);
+    let mut client = db.connect();
+    check(&mut client, &control);
+}
+
+#[test]
+fn a_claim_killed_before_its_commit_loses_nothing() {
+    let cluster = Cluster::start(brisk_options());
+    let db = cluster.database();
+    let mut client = db.connect();
+    prepare(&mut client);
+    let control = control(&mut client);
+    let witness = db.connect();
+    let mut victim = db.connect();
+    execute(&mut victim, "BEGIN");
+    assert_eq!(claim(&mut victim, "q", "victim", 10).len(), 10);
+    cluster.kill_9(pid_of(&mut victim));
+    cluster.wait_for_recovery(witness);
+    let mut client = db.connect();
+    check(&mut client, &control);
+}
+
+#[test]
+fn an_error_after_a_claim_in_one_statement_undoes_it() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    prepare(&mut client);
+    expect_error(
+        &mut client,
+        "SELECT 1 / (count(*) - 10) FROM fair_claim('q', 'w', 10)",
+        "22012",
+        "",
+        "",
+    );
+    let control = control(&mut client);
+    check(&mut client, &control);
+}
+
+#[test]
+fn a_claim_whose_rows_are_not_all_read_still_claims_them_all() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    flood(&mut client, "q", "A", 10, "1 hour");
+    let read: i64 = one(
+        &mut client,
+        "SELECT count(*) FROM (SELECT id FROM fair_claim('q', 'w', 5) LIMIT 2) t",
+        &[],
+    );
+    assert_eq!(read, 2);
+    assert_eq!(harvest_fair_server_tests::running(&mut client, "q"), 5);
+    assert_eq!(drain(&mut client, "q", 2).len(), 5);
+}
+
+#[test]
+fn a_claim_at_repeatable_read_or_serializable_is_refused_with_the_mend() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    enqueue(&mut client, "q", Some("A"));
+    for level in ["REPEATABLE READ", "SERIALIZABLE"] {
+        execute(&mut client, &format!("BEGIN ISOLATION LEVEL {level}"));
+        expect_error(
+            &mut client,
+            "SELECT fair_claim('q', 'w', 1)",
+            "0A000",
+            &level.to_lowercase(),
+            "READ COMMITTED",
+        );
+        execute(&mut client, "ROLLBACK");
+    }
+    assert_eq!(claim_one(&mut client, "q").key, "A");
+}
+
+#[test]
+fn an_enqueue_works_at_every_isolation_level() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    for level in ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"] {
+        execute(
+            &mut client,
+            &format!("BEGIN ISOLATION LEVEL {level}; SELECT fair_enqueue('q'); COMMIT"),
+        );
+    }
+    assert_eq!(drain(&mut client, "q", 1).len(), 3);
+}
+
+#[test]
+fn a_claim_in_a_read_only_transaction_is_refused() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    enqueue(&mut client, "q", Some("A"));
+    execute(&mut client, "BEGIN READ ONLY");
+    expect_error(
+        &mut client,
+        "SELECT fair_claim('q', 'w', 1)",
+        "25006",
+        "read-only",
+        "",
+    );
+    execute(&mut client, "ROLLBACK");
+    assert_eq!(claim_one(&mut client, "q").key, "A");
+}
+
+#[test]
+fn a_transaction_with_a_claim_cannot_be_prepared_and_loses_nothing() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    prepare(&mut client);
+    execute(&mut client, "BEGIN");
+    assert_eq!(claim(&mut client, "q", "w", 10).len(), 10);
+    let name = format!("claim in {}", db.name());
+    expect_error(
+        &mut client,
+        &format!("PREPARE TRANSACTION '{name}'"),
+        "0A000",
+        "",
+        "",
+    );
+    let _ = client.batch_execute("ROLLBACK");
+    let control = control(&mut client);
+    check(&mut client, &control);
+}
+
+#[test]
+fn tasks_of_a_prepared_transaction_are_found_by_the_sweep() {
+    let db = brisk().database();
+    let mut client = db.connect();
+    // The queue is loaded before, so that loading it does not find the rows.
+    assert!(claim(&mut client, "q", "w", 1).is_empty());
+    let name = format!("enqueue in {}", db.name());
+    execute(
+        &mut client,
+        &format!(
+            "BEGIN; SELECT fair_enqueue('q', fairness_key => 'A'); PREPARE TRANSACTION '{name}'"
+        ),
+    );
+    assert!(claim(&mut client, "q", "w", 1).is_empty());
+    execute(&mut client, &format!("COMMIT PREPARED '{name}'"));
+    let mut found = Vec::new();
+    wait_until("the sweep has found the task", PATIENCE, || {
+        found = claim(&mut client, "q", "w", 1);
+        !found.is_empty()
+    });
+    assert_eq!(found[0].key, "A");
+    assert!(stat(&mut client, "q", "missed_wakeups") >= 1);
+}
+
+#[test]
+fn rows_of_a_session_without_triggers_are_found_by_the_sweep() {
+    let db = brisk().database();
+    let mut client = db.connect();
+    assert!(claim(&mut client, "q", "w", 1).is_empty());
+    execute(
+        &mut client,
+        "SET session_replication_role = replica;
+         INSERT INTO harvest_fair.task (queue, fairness_key, priority, enqueued_at) VALUES ('q', 'A', 3, now());
+         RESET session_replication_role",
+    );
+    wait_until("the sweep has found the task", PATIENCE, || {
+        claim(&mut client, "q", "w", 1).len() == 1
+    });
+}
+
+#[test]
+fn a_claim_in_a_function_and_a_procedure_works() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    flood(&mut client, "q", "A", 6, "1 hour");
+    execute(
+        &mut client,
+        "CREATE FUNCTION take() RETURNS int LANGUAGE plpgsql AS $$
+         DECLARE n int := 0; t record; BEGIN
+             FOR t IN SELECT * FROM fair_claim('q', 'w', 2) LOOP n := n + 1; END LOOP;
+             RETURN n; END $$;
+         CREATE PROCEDURE take_all() LANGUAGE plpgsql AS $$
+         BEGIN
+             WHILE (SELECT count(*) FROM fair_claim('q', 'w', 1)) > 0 LOOP COMMIT; END LOOP;
+         END $$",
+    );
+    assert_eq!(one::<i32>(&mut client, "SELECT take()", &[]), 2);
+    execute(&mut client, "CALL take_all()");
+    assert_eq!(pending(&mut client, "q"), 0);
+}
