@@ -7,6 +7,14 @@ use crate::Result;
 const NASA: &str = include_str!("../data/nasa-ipsc-1993.txt");
 
 pub const SECONDS_A_DAY: f64 = 86_400.0;
+/// From 1 October to 31 December.
+const DAYS: usize = 92;
+
+/// The day of the log, counted from 0, that a second of it lies on. Summer time ended in October, so that the last day
+/// has an hour more.
+pub fn day_of(seconds: f64) -> usize {
+    ((seconds / SECONDS_A_DAY) as usize).min(DAYS - 1)
+}
 
 /// A user of the log; the fairness key of the user's tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -106,14 +114,11 @@ impl Scale {
 
     /// The worker time asked for on each day of the log, as a share of what `workers` have.
     pub fn load_by_day(&self, jobs: &[Job], workers: usize) -> Vec<f64> {
-        let mut days = Vec::new();
+        let mut days = vec![0.0; DAYS];
         for job in jobs {
-            let day = (f64::from(job.submit) / SECONDS_A_DAY) as usize;
-            if days.len() <= day {
-                days.resize(day + 1, 0.0);
-            }
             let run = f64::from(job.run.min(self.longest_run));
-            days[day] += run * self.stretch / (SECONDS_A_DAY * workers as f64);
+            days[day_of(f64::from(job.submit))] +=
+                run * self.stretch / (SECONDS_A_DAY * workers as f64);
         }
         days
     }
@@ -146,6 +151,15 @@ mod tests {
         assert_eq!(error.to_string(), "line 3 of the log is not a job: '7 x 2'");
         assert!(parse("0 5\n").is_err());
         assert!(parse("0 5 1 9\n").is_err());
+    }
+
+    #[test]
+    fn the_load_of_the_days_adds_up_to_that_of_the_log() {
+        let jobs = nasa().expect("the log is readable");
+        let scale = Scale::fit(&jobs, Duration::from_secs(35), 8, 0.7, 3_600);
+        let span = f64::from(jobs[jobs.len() - 1].submit) / SECONDS_A_DAY;
+        let load = scale.load_by_day(&jobs, 8).iter().sum::<f64>() / span;
+        assert!((load - 0.7).abs() < 1e-9, "{load}");
     }
 
     #[test]

@@ -100,7 +100,7 @@ fn introduce(jobs: &[Job], scale: &Scale) {
             / jobs.len() as f64,
     );
     println!(
-        "  so that the workers are {:.0}% busy overall, but overloaded on {overloaded} of {} days, up to {:.1}-fold",
+        "  so that {:.0}% of the workers' time is asked for, but more than they have on {overloaded} of {} days, up to {:.1}-fold",
         LOAD * 100.0,
         days.len(),
         days.iter().copied().fold(0.0, f64::max),

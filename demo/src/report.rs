@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::fmt::Write;
 
 use crate::comparison::{Both, Comparison, HEAVIEST};
-use crate::log::{SECONDS_A_DAY, Scale, User};
+use crate::log::{SECONDS_A_DAY, Scale, User, day_of};
 use crate::measure::Served;
 use crate::text;
 use stacks::{Amount, Bins, Layers, Panel};
@@ -166,7 +166,7 @@ fn length(served: &Both<&[Served]>) -> f64 {
 fn busiest(tasks: &[Served], scale: &Scale) -> Bins {
     let mut waited: Vec<f64> = Vec::new();
     for task in tasks {
-        let day = (task.submit as f64 / 1e6 * scale.speed / SECONDS_A_DAY) as usize;
+        let day = day_of(task.submit as f64 / 1e6 * scale.speed);
         if waited.len() <= day {
             waited.resize(day + 1, 0.0);
         }
