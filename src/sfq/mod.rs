@@ -1,0 +1,179 @@
+//! The scheduling core: start-time fair queuing over many queues, in one byte region of fixed size. No Postgres type, no
+//! clock, no I/O: time is an `i64` of microseconds that the caller gives, and the rows themselves live elsewhere. What
+//! stands here is, per queue and priority, which keys have work, in which order they are next, and where in each of
+//! their lanes the next row is.
+//!
+//! | file | what it holds |
+//! | --- | --- |
+//! | `ticks` | virtual time |
+//! | `tree` | the ordered set: a treap whose links stand in the records |
+//! | `node` | one ordered set with its clock: join, claim, charge, undo |
+//! | `lane` | what is believed about one lane, and on what evidence |
+//! | `records`, `arena` | the records, and the byte region seen as such |
+//! | `queue` | queues: find, open, drop, settings, counters |
+//! | `keys` | keys of a queue and their entries in its tiers: find, create, evict, forget |
+//! | `wake` | which entries are eligible now, and when the sleeping ones wake |
+//! | `pick` | pick the next lane, and what came of it |
+//! | `account` | charges, refunds, corrections, weights, running counts |
+//! | `persist` | restore, rebase, and what the periodic snapshot needs |
+//! | `view` | what an observer sees, and the check of all invariants |
+//! | `claim` | the driver: from pick to locked row, over any board and any table |
+//!
+//! Every function is total: no input, and no stale id, can make it panic. A stale id (its slot has been freed or the
+//! board wiped) is answered as if its queue or key did not exist. Nothing allocates but into buffers of the caller.
+//! Unless said otherwise a call costs O(log K) for K keys.
+
+// The extension uses one part of this API, the tests another.
+#![allow(dead_code, unused_imports)]
+
+pub mod account;
+mod arena;
+pub mod claim;
+mod keys;
+pub mod lane;
+pub mod node;
+mod persist;
+pub mod pick;
+pub mod queue;
+mod records;
+pub mod ticks;
+pub mod tree;
+pub mod view;
+mod wake;
+
+use std::fmt;
+use std::hash::{BuildHasher, Hasher, RandomState};
+
+pub use account::Accounted;
+pub use claim::{Board, Claimed, Lane, Locked, Rows, claim};
+pub use lane::{Next, Row, RowPos};
+pub use pick::{Charge, LaneRef, Order, Pick};
+pub use queue::{QueueState, QueueView};
+pub use records::Counters;
+pub use ticks::Ticks;
+pub use view::{DirtyEntry, EntryView, Usage};
+pub use wake::Noted;
+
+use arena::Pool;
+use records::{Entry, Header, QueueRec, Tenant};
+
+/// Why a region cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Error {
+    RegionTooSmall,
+    /// It does not begin at a multiple of 8 bytes.
+    RegionMisaligned,
+    /// [`Sched::init`] has not set it up, or another version has.
+    RegionNotInitialised,
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Error::RegionTooSmall => "the region is too small",
+            Error::RegionMisaligned => "the region is not aligned to 8 bytes",
+            Error::RegionNotInitialised => "the region has not been initialised",
+        })
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// No slot is free, and none can be freed without losing work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Full {
+    Queues,
+    Keys,
+}
+
+impl fmt::Display for Full {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Full::Queues => "all queue slots are taken",
+            Full::Keys => "all key slots are taken by keys with work",
+        })
+    }
+}
+
+impl std::error::Error for Full {}
+
+/// A queue on the board.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct QueueId {
+    slot: u32,
+    stamp: u32,
+}
+
+/// One key in one tier of a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct EntryId {
+    slot: u32,
+    stamp: u32,
+}
+
+/// The scheduling state, seen in its byte region. Made anew at each lock acquisition; that costs no scan.
+pub struct Sched<'a> {
+    header: &'a mut Header,
+    queues: Pool<'a, QueueRec>,
+    tenants: Pool<'a, Tenant>,
+    entries: Pool<'a, Entry>,
+    /// First queue of each hash chain.
+    queue_heads: &'a mut [u32],
+    /// First tenant of each hash chain.
+    tenant_heads: &'a mut [u32],
+}
+
+impl<'a> Sched<'a> {
+    /// Bytes of a region for so many queues and keys; `usize::MAX` if that cannot be counted.
+    pub fn bytes_needed(max_queues: u32, max_keys: u32) -> usize {
+        arena::bytes_needed(max_queues, max_keys)
+    }
+
+    /// What one more key costs, in bytes.
+    pub const fn bytes_per_key() -> usize {
+        arena::BYTES_PER_KEY
+    }
+
+    /// Sets up a region, whatever it held, and attaches to it. O(its size).
+    pub fn init(region: &'a mut [u8], max_queues: u32, max_keys: u32) -> Result<Self, Error> {
+        let seed = RandomState::new().build_hasher().finish();
+        arena::init(region, max_queues, max_keys, seed)?;
+        arena::attach(region)
+    }
+
+    /// Attaches to a region that [`Sched::init`] has set up, in this process or another.
+    pub fn attach(region: &'a mut [u8]) -> Result<Self, Error> {
+        arena::attach(region)
+    }
+
+    /// Grows with each [`Sched::wipe`]; picks and charges of an earlier epoch are ignored.
+    pub fn epoch(&self) -> u64 {
+        self.header.epoch
+    }
+
+    /// Forgets everything but the epoch, which grows. O(size of the region).
+    pub fn wipe(&mut self) {
+        *self.header = Header {
+            epoch: self.header.epoch.wrapping_add(1),
+            stamp: self.header.stamp,
+            ..arena::empty_header(self.header)
+        };
+        self.queues.clear();
+        self.tenants.clear();
+        self.entries.clear();
+        self.queue_heads.fill(0);
+        self.tenant_heads.fill(0);
+    }
+
+    /// A number that no other slot in use has, and never 0.
+    fn next_stamp(&mut self) -> u32 {
+        self.header.stamp = self.header.stamp.wrapping_add(1).max(1);
+        self.header.stamp
+    }
+}
+
+/// The chain of `heads` that a hash belongs to.
+fn chain_of(heads: &mut [u32], hash: u32) -> Option<&mut u32> {
+    let index = (u64::from(hash) * heads.len() as u64) >> 32;
+    heads.get_mut(index as usize)
+}

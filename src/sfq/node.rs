@@ -1,0 +1,268 @@
+//! One ordered set of members with a clock of its own: start-time fair queuing (DESIGN.md section 3, rules 1, 3, 4, 5
+//! and 6). It knows neither lanes nor queues. A tier is a node of keys today; with groups it becomes a node of groups,
+//! each of which is again a node of keys, which is why the members are reached through a trait.
+
+use super::ticks::Ticks;
+use super::tree::{Links, NIL, Nodes, Tree};
+
+/// Breaks ties between equal passes: claim-order due time, then id, of a member's head.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Rank {
+    pub due: i64,
+    pub id: i64,
+}
+
+/// What a node keeps in each of its members, eligible or not.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Member {
+    /// Where the member may start next, in virtual time.
+    pub pass: Ticks,
+    /// Where its latest charge started.
+    pub last_start: Ticks,
+    pub rank: Rank,
+    pub links: Links,
+    /// 1 while the member stands in the node's order.
+    queued: u32,
+}
+
+impl Member {
+    /// A member is in the node's order exactly while it is eligible.
+    pub fn is_eligible(&self) -> bool {
+        self.queued != 0
+    }
+}
+
+/// Access to a node's members by slot.
+pub trait Members {
+    fn member(&self, slot: u32) -> &Member;
+    fn member_mut(&mut self, slot: u32) -> &mut Member;
+}
+
+/// The order (pass, rank) among eligible members.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ByPass;
+
+impl<M: Members> Nodes<ByPass> for M {
+    type Key = (Ticks, Rank);
+
+    fn key(&self, slot: u32) -> Self::Key {
+        let member = self.member(slot);
+        (member.pass, member.rank)
+    }
+
+    fn links(&self, slot: u32) -> &Links {
+        &self.member(slot).links
+    }
+
+    fn links_mut(&mut self, slot: u32) -> &mut Links {
+        &mut self.member_mut(slot).links
+    }
+}
+
+/// What a charge did, and what it takes to undo it without a trace.
+#[derive(Clone, Copy, Debug)]
+pub struct Charged {
+    pub start: Ticks,
+    pub step: Ticks,
+    /// The clock after the clock rule.
+    pub clock: Ticks,
+    clock_before: Ticks,
+    last_start_before: Ticks,
+    sequence: u32,
+}
+
+impl Charged {
+    pub fn lag(&self) -> Ticks {
+        self.start.minus(self.clock)
+    }
+}
+
+/// The clock and the order of the eligible members. All-zero is an empty node at clock 0.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Node {
+    clock: Ticks,
+    order: Tree<ByPass>,
+    /// Grows with every join and charge, so that a charge that is taken back at once can restore the clock.
+    sequence: u32,
+    pad: u32,
+}
+
+impl Node {
+    pub fn clock(&self) -> Ticks {
+        self.clock
+    }
+
+    /// How many members are eligible.
+    pub fn len(&self) -> u32 {
+        self.order.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.order.is_empty()
+    }
+
+    /// The member that is next, or [`NIL`].
+    pub fn first(&self, members: &impl Members) -> u32 {
+        self.order.first(members)
+    }
+
+    /// The one after it.
+    pub fn next(&self, members: &impl Members, slot: u32) -> u32 {
+        self.order.next(members, slot)
+    }
+
+    /// Rule 1: a member becomes eligible. Idle time earns no credit.
+    pub fn join(&mut self, members: &mut impl Members, slot: u32, rank: Rank) {
+        self.touch();
+        let member = members.member_mut(slot);
+        member.pass = member.pass.max(self.clock);
+        member.rank = rank;
+        member.queued = 1;
+        self.order.insert(members, slot);
+    }
+
+    /// The member is no longer eligible; it keeps its pass.
+    pub fn leave(&mut self, members: &mut impl Members, slot: u32) {
+        self.order.remove(members, slot);
+        members.member_mut(slot).queued = 0;
+    }
+
+    /// An eligible member's head has changed.
+    pub fn rerank(&mut self, members: &mut impl Members, slot: u32, rank: Rank) {
+        let pass = members.member(slot).pass;
+        self.place(members, slot, pass, rank);
+    }
+
+    /// Rules 3 and 4 for a claim in lag order: the clock follows the smallest pass of all eligible members, then the
+    /// chosen one is charged. `rank` is its rank now that its head has been taken.
+    pub fn claim(
+        &mut self,
+        members: &mut impl Members,
+        slot: u32,
+        step: Ticks,
+        rank: Rank,
+    ) -> Charged {
+        let clock_before = self.clock;
+        let first = self.order.first(members);
+        if first != NIL {
+            self.clock = self.clock.max(members.member(first).pass);
+        }
+        Charged {
+            clock_before,
+            ..self.charge_and_rank(members, slot, step, rank)
+        }
+    }
+
+    /// Rule 4 alone, for a charge out of lag order: the clock stays where it is. A member that is not eligible is
+    /// charged from the clock at least, as if it had joined.
+    pub fn charge(&mut self, members: &mut impl Members, slot: u32, step: Ticks) -> Charged {
+        let rank = members.member(slot).rank;
+        self.charge_and_rank(members, slot, step, rank)
+    }
+
+    fn charge_and_rank(
+        &mut self,
+        members: &mut impl Members,
+        slot: u32,
+        step: Ticks,
+        rank: Rank,
+    ) -> Charged {
+        self.touch();
+        let member = members.member_mut(slot);
+        let start = member.pass.max(self.clock);
+        let last_start_before = member.last_start;
+        member.last_start = start;
+        self.place(members, slot, start.plus(step), rank);
+        Charged {
+            start,
+            step,
+            clock: self.clock,
+            clock_before: self.clock,
+            last_start_before,
+            sequence: self.sequence,
+        }
+    }
+
+    /// Takes back a claim that came to nothing. If nothing else has happened in the node, as if it never had been,
+    /// clock included; else as [`Node::undo`].
+    pub fn retract(&mut self, members: &mut impl Members, slot: u32, charged: &Charged) {
+        if self.sequence == charged.sequence {
+            self.touch();
+            self.clock = charged.clock_before;
+            self.set_pass(members, slot, charged.start);
+        } else {
+            self.undo(members, slot, charged.step);
+        }
+        let member = members.member_mut(slot);
+        if member.last_start == charged.start {
+            member.last_start = charged.last_start_before;
+        }
+    }
+
+    /// Rule 5: takes back a charge, but never below the clock, which stays.
+    pub fn undo(&mut self, members: &mut impl Members, slot: u32, step: Ticks) {
+        self.touch();
+        let pass = members.member(slot).pass;
+        // A pass below the clock belongs to an idle member; the next join lifts it.
+        if pass > self.clock {
+            self.set_pass(members, slot, pass.minus(step).max(self.clock));
+        }
+    }
+
+    /// Rule 6, when a task turned out dearer than it was charged.
+    pub fn add(&mut self, members: &mut impl Members, slot: u32, step: Ticks) {
+        self.touch();
+        let pass = members.member(slot).pass;
+        self.set_pass(members, slot, pass.plus(step));
+    }
+
+    /// Sets a pass, eligible or not, and keeps the order.
+    pub fn set_pass(&mut self, members: &mut impl Members, slot: u32, pass: Ticks) {
+        let rank = members.member(slot).rank;
+        self.place(members, slot, pass, rank);
+    }
+
+    fn place(&mut self, members: &mut impl Members, slot: u32, pass: Ticks, rank: Rank) {
+        let member = members.member(slot);
+        if (member.pass, member.rank) == (pass, rank) {
+            return;
+        }
+        let queued = member.is_eligible();
+        if queued {
+            self.order.remove(members, slot);
+        }
+        let member = members.member_mut(slot);
+        member.pass = pass;
+        member.rank = rank;
+        if queued {
+            self.order.insert(members, slot);
+        }
+    }
+
+    /// Sets the clock of a node whose state is being restored.
+    pub fn set_clock(&mut self, clock: Ticks) {
+        self.touch();
+        self.clock = clock;
+    }
+
+    /// Every invariant of the node, for tests.
+    pub fn check(&self, members: &impl Members) -> Result<(), String> {
+        self.order.check(members)?;
+        let first = self.first(members);
+        if first != NIL && members.member(first).pass < self.clock {
+            return Err(format!(
+                "clock {} is past the pass {} of slot {first}",
+                self.clock.get(),
+                members.member(first).pass.get()
+            ));
+        }
+        Ok(())
+    }
+
+    fn touch(&mut self) {
+        self.sequence = self.sequence.wrapping_add(1);
+    }
+}

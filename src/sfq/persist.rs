@@ -1,0 +1,211 @@
+//! What survives a restart: restoring the persisted passes, rebasing, and telling the periodic snapshot what changed.
+
+use super::arena::OfQueue;
+use super::records::{DIRTY, FRESH};
+use super::tree::NIL;
+use super::view::DirtyEntry;
+use super::{Full, QueueId, QueueState, Sched, Ticks};
+use crate::names::{FairnessKey, Priority};
+
+impl Sched<'_> {
+    /// A persisted row of key_state. What the board already knows of the key from before the load is younger, and goes
+    /// before it; what it learnt while loading (rows, charges) is added to it.
+    #[allow(clippy::too_many_arguments)]
+    pub fn restore(
+        &mut self,
+        queue: QueueId,
+        priority: Priority,
+        key: &FairnessKey<'_>,
+        pass: Ticks,
+        last_start: Ticks,
+        now: i64,
+    ) -> Result<(), Full> {
+        let record = self.queue_slot(queue);
+        if record == NIL {
+            return Ok(());
+        }
+        let known = self.find_entry(record, priority, key);
+        let slot = self.entry_or_new(record, priority, key, now)?;
+        if known != NIL && !self.entries.get(slot).is(FRESH) {
+            return Ok(());
+        }
+        self.with_node(slot, |node, entries| {
+            let member = entries.get(slot).member;
+            let since = member.pass.minus(node.clock()).max(Ticks::ZERO);
+            let entry = entries.get_mut(slot);
+            entry.set(FRESH, false);
+            entry.member.last_start = last_start;
+            node.set_pass(entries, slot, pass.plus(since));
+        });
+        Ok(())
+    }
+
+    /// Ends a load: infers each tier's clock from the restored keys, starts every tier at clock 0, and sets the queue
+    /// [`QueueState::Loaded`]. O(the queue's keys).
+    ///
+    /// A claim sets the clock to its own start, so the clock was at the latest start of all keys, unless that was a charge
+    /// out of lag order; and never past the pass of a key with work. A key without a persisted row was at the clock.
+    pub fn finish_load(&mut self, queue: QueueId) {
+        let slot = self.queue_slot(queue);
+        if slot == NIL {
+            return;
+        }
+        for (index, priority) in Priority::ALL.into_iter().enumerate() {
+            let mut latest_start = None;
+            let mut smallest_pass = None;
+            self.each_of_tier(slot, index, |sched, entry| {
+                let entry = sched.entries.get(entry);
+                if !entry.is(FRESH) {
+                    latest_start = latest_start.max(Some(entry.member.last_start));
+                    if entry.member.is_eligible() {
+                        let pass = entry.member.pass;
+                        smallest_pass =
+                            Some(smallest_pass.map_or(pass, |other: Ticks| other.min(pass)));
+                    }
+                }
+            });
+            let tier = &self.queues.get(slot).tiers[index];
+            let before = tier.node.clock();
+            let Some(latest_start) = latest_start else {
+                self.each_of_tier(slot, index, |sched, entry| {
+                    sched.entries.get_mut(entry).set(FRESH, false);
+                });
+                continue;
+            };
+            let clock = smallest_pass.map_or(latest_start, |pass| pass.min(latest_start));
+            self.each_of_tier(slot, index, |sched, entry| {
+                let record = sched.entries.get_mut(entry);
+                let origin = if record.is(FRESH) { before } else { clock };
+                record.set(FRESH, false);
+                let mut pass = record.member.pass.minus(origin);
+                if record.member.is_eligible() {
+                    pass = pass.max(Ticks::ZERO);
+                }
+                record.member.last_start = record.member.last_start.minus(origin);
+                sched.with_node(entry, |node, entries| node.set_pass(entries, entry, pass));
+            });
+            self.start_at_zero(slot, priority);
+        }
+        self.set_queue_state(queue, QueueState::Loaded);
+    }
+
+    /// Starts a tier's virtual time anew at 0 once its clock is large, so that no pass ever overflows. No difference
+    /// between any two times changes. O(the queue's keys), once in 2^60 ticks.
+    pub(super) fn rebase_if_needed(&mut self, queue: QueueId, priority: Priority) {
+        let slot = self.queue_slot(queue);
+        let Some(tier) = self.queues.get(slot).tiers.get(priority.index()) else {
+            return;
+        };
+        let clock = tier.node.clock();
+        if clock < Ticks::REBASE_AT {
+            return;
+        }
+        self.each_of_tier(slot, priority.index(), |sched, entry| {
+            // In place: the same shift for all leaves the order as it is.
+            let member = &mut sched.entries.get_mut(entry).member;
+            member.pass = member.pass.minus(clock);
+            member.last_start = member.last_start.minus(clock);
+        });
+        self.start_at_zero(slot, priority);
+    }
+
+    fn start_at_zero(&mut self, slot: u32, priority: Priority) {
+        if let Some(tier) = self.queues.get_mut(slot).tiers.get_mut(priority.index()) {
+            tier.node.set_clock(Ticks::ZERO);
+            tier.rewrite = 1;
+        }
+        self.each_of_tier(slot, priority.index(), |sched, entry| {
+            sched.mark_dirty_slot(entry)
+        });
+    }
+
+    /// Calls `visit` for each entry of a tier. It may move the entry it is called for to the list's front, not others.
+    fn each_of_tier(&mut self, queue: u32, tier: usize, mut visit: impl FnMut(&mut Self, u32)) {
+        let mut slot = self.queues.get(queue).entries.first;
+        while slot != NIL {
+            let entry = self.entries.get(slot);
+            let next = entry.siblings.next;
+            if usize::from(entry.tier) == tier {
+                visit(self, slot);
+            }
+            slot = next;
+        }
+    }
+
+    /// Notes that an entry differs from its persisted row: dirty entries stand first in the queue's list.
+    pub(super) fn mark_dirty_slot(&mut self, slot: u32) {
+        let entry = self.entries.get_mut(slot);
+        if slot == NIL || entry.is(DIRTY) {
+            return;
+        }
+        entry.set(DIRTY, true);
+        let queue = self.queues.get_mut(self.tenants.get(entry.tenant).queue);
+        queue.dirty_count += 1;
+        queue.entries.remove::<OfQueue>(&mut self.entries, slot);
+        queue.entries.push_front::<OfQueue>(&mut self.entries, slot);
+    }
+
+    /// Takes up to `max` entries that have changed since they were last taken. The caller persists them, or hands
+    /// them back to [`Sched::mark_dirty`] if that fails.
+    pub fn take_dirty(&mut self, queue: QueueId, out: &mut Vec<DirtyEntry>, max: usize) {
+        let queue = self.queue_slot(queue);
+        for _ in 0..max {
+            let record = self.queues.get_mut(queue);
+            let slot = record.entries.first;
+            let entry = self.entries.get_mut(slot);
+            if queue == NIL || slot == NIL || !entry.is(DIRTY) {
+                return;
+            }
+            entry.set(DIRTY, false);
+            record.dirty_count -= 1;
+            if let Some(&priority) = Priority::ALL.get(usize::from(entry.tier)) {
+                let key = FairnessKey::trusted(self.tenants.get(entry.tenant).key()).into_owned();
+                let (pass, last_start) = (entry.member.pass, entry.member.last_start);
+                out.push(DirtyEntry {
+                    priority,
+                    key,
+                    pass,
+                    last_start,
+                });
+            }
+            record.entries.remove::<OfQueue>(&mut self.entries, slot);
+            record.entries.push_back::<OfQueue>(&mut self.entries, slot);
+        }
+    }
+
+    /// Entries that could not be persisted after all.
+    pub fn mark_dirty(&mut self, queue: QueueId, entries: &[DirtyEntry]) {
+        let queue = self.queue_slot(queue);
+        if queue == NIL {
+            return;
+        }
+        for entry in entries {
+            let slot = self.find_entry(queue, entry.priority, &entry.key);
+            self.mark_dirty_slot(slot);
+        }
+    }
+
+    /// Whether all persisted rows of a tier are out of date, because it was rebased or forgotten: the caller deletes
+    /// them before it writes the dirty entries, all of them being among those. Asking clears the flag.
+    pub fn take_rewrite(&mut self, queue: QueueId, priority: Priority) -> bool {
+        let slot = self.queue_slot(queue);
+        match self.queues.get_mut(slot).tiers.get_mut(priority.index()) {
+            Some(tier) => std::mem::take(&mut tier.rewrite) != 0,
+            None => false,
+        }
+    }
+
+    /// Sets the flag again, if the rows could not be rewritten after all. O(the queue's keys).
+    pub fn mark_rewrite(&mut self, queue: QueueId, priority: Priority) {
+        let slot = self.queue_slot(queue);
+        if slot == NIL {
+            return;
+        }
+        if let Some(tier) = self.queues.get_mut(slot).tiers.get_mut(priority.index()) {
+            tier.rewrite = 1;
+        }
+        self.each_of_tier(slot, priority.index(), |sched, entry| {
+            sched.mark_dirty_slot(entry)
+        });
+    }
+}

@@ -1,0 +1,248 @@
+//! What an observer sees, and the check of all invariants that the tests run after every step.
+
+use super::lane::Lane;
+use super::records::{DIRTY, IDLE, QueueRec, TIMED};
+use super::tree::NIL;
+use super::{QueueId, Sched, Ticks};
+use crate::names::{FairnessKey, Priority};
+
+/// One key in one tier.
+#[derive(Clone, Debug)]
+pub struct EntryView<'s> {
+    pub priority: Priority,
+    pub key: FairnessKey<'s>,
+    /// The queue's override, else the own weight of the key's first known row, else 1.
+    pub weight: f64,
+    pub pass: Ticks,
+    pub last_start: Ticks,
+    /// The tier's clock.
+    pub clock: Ticks,
+    /// `pass - clock`; never below zero for an eligible key.
+    pub lag: Ticks,
+    /// Of the key in all tiers of the queue.
+    pub running: i32,
+    pub eligible: bool,
+    /// scheduled_at of the first claimable row, or a lower bound of it while a claim of this key is under way.
+    pub head_due: Option<i64>,
+    /// When the next sleeping lane of the key wakes.
+    pub wake: Option<i64>,
+    pub in_flight: u32,
+    pub dirty: bool,
+}
+
+/// What [`Sched::take_dirty`] gives: a row of key_state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DirtyEntry {
+    pub priority: Priority,
+    pub key: FairnessKey<'static>,
+    pub pass: Ticks,
+    pub last_start: Ticks,
+}
+
+/// How full the board is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Usage {
+    pub max_queues: u32,
+    pub queues: u32,
+    pub max_keys: u32,
+    /// Keys, each counted once per queue.
+    pub keys: u32,
+    /// Keys in tiers, each counted once per tier.
+    pub entries: u32,
+    /// Those that could be evicted.
+    pub idle: u32,
+}
+
+impl Sched<'_> {
+    pub fn usage(&self) -> Usage {
+        Usage {
+            max_queues: self.header.max_queues,
+            queues: self.header.free_queues.in_use,
+            max_keys: self.header.max_keys,
+            keys: self.header.free_tenants.in_use,
+            entries: self.header.free_entries.in_use,
+            idle: self.header.idle_count,
+        }
+    }
+
+    /// The clock of a tier.
+    pub fn clock(&self, queue: QueueId, priority: Priority) -> Ticks {
+        let queue = self.queues.get(self.queue_slot(queue));
+        queue
+            .tiers
+            .get(priority.index())
+            .map_or(Ticks::ZERO, |tier| tier.node.clock())
+    }
+
+    /// Calls `visit` for every key in every tier of the queue, in no particular order. O(the queue's keys).
+    pub fn entries(&self, queue: QueueId, mut visit: impl FnMut(EntryView<'_>)) {
+        let queue = self.queues.get(self.queue_slot(queue));
+        let mut slot = queue.entries.first;
+        while slot != NIL {
+            if let Some(view) = self.entry_view(queue, slot) {
+                visit(view);
+            }
+            slot = self.entries.get(slot).siblings.next;
+        }
+    }
+
+    fn entry_view(&self, queue: &QueueRec, slot: u32) -> Option<EntryView<'_>> {
+        let entry = self.entries.get(slot);
+        let tenant = self.tenants.get(entry.tenant);
+        let clock = queue.tiers.get(usize::from(entry.tier))?.node.clock();
+        let eligible = entry.member.is_eligible();
+        let front = entry
+            .lanes
+            .get(usize::from(entry.front))
+            .filter(|lane| lane.is_open());
+        Some(EntryView {
+            priority: *Priority::ALL.get(usize::from(entry.tier))?,
+            key: FairnessKey::trusted(tenant.key()),
+            weight: self.weight_in_force(entry.tenant, front.and_then(Lane::own_weight)),
+            pass: entry.member.pass,
+            last_start: entry.member.last_start,
+            clock,
+            lag: entry.member.pass.minus(clock),
+            running: tenant.running,
+            eligible,
+            head_due: front.filter(|_| eligible).map(|lane| lane.head.due),
+            wake: (entry.wake != i64::MAX).then_some(entry.wake),
+            in_flight: entry.in_flight,
+            dirty: entry.is(DIRTY),
+        })
+    }
+
+    /// Every invariant of the whole structure. O(everything); for tests and for doubt.
+    pub fn check(&self) -> Result<(), String> {
+        let mut entries = 0;
+        for slot in self.queues.slots(&self.header.free_queues) {
+            let queue = self.queues.get(slot);
+            if queue.stamp != 0 {
+                entries += self
+                    .check_queue(slot, queue)
+                    .map_err(|fault| format!("queue {slot}: {fault}"))?;
+            }
+        }
+        equal("entries in use", entries, self.header.free_entries.in_use)?;
+        self.check_idle()?;
+        self.check_tenants()
+    }
+
+    fn check_queue(&self, slot: u32, queue: &QueueRec) -> Result<u32, String> {
+        let (mut count, mut dirty, mut timed) = (0, 0, 0);
+        let mut in_tier = [(0, 0); Priority::COUNT];
+        let (mut at, mut before) = (queue.entries.first, NIL);
+        while at != NIL {
+            let entry = self.entries.get(at);
+            let tenant = self.tenants.get(entry.tenant);
+            let of_tenant = tenant.entries.get(usize::from(entry.tier)).copied();
+            if entry.siblings.prev != before || tenant.queue != slot || of_tenant != Some(at) {
+                return Err(format!("entry {at} is linked wrongly"));
+            }
+            if entry.is(DIRTY) != (dirty == count && entry.is(DIRTY)) {
+                return Err(format!("dirty entry {at} stands behind a clean one"));
+            }
+            self.check_entry(at)
+                .map_err(|fault| format!("entry {at}: {fault}"))?;
+            count += 1;
+            dirty += u32::from(entry.is(DIRTY));
+            timed += u32::from(entry.is(TIMED));
+            if let Some((all, eligible)) = in_tier.get_mut(usize::from(entry.tier)) {
+                *all += 1;
+                *eligible += u32::from(entry.member.is_eligible());
+            }
+            before = at;
+            at = entry.siblings.next;
+        }
+        equal("last entry", queue.entries.last, before)?;
+        equal("entries", queue.entry_count, count)?;
+        equal("dirty entries", queue.dirty_count, dirty)?;
+        equal("timers", queue.timers.len(), timed)?;
+        queue.timers.check(&self.entries)?;
+        for (tier, (all, eligible)) in queue.tiers.iter().zip(in_tier) {
+            equal("entries of a tier", tier.entries, all)?;
+            equal("eligible entries of a tier", tier.node.len(), eligible)?;
+            tier.node.check(&self.entries)?;
+        }
+        Ok(count)
+    }
+
+    fn check_entry(&self, slot: u32) -> Result<(), String> {
+        let entry = self.entries.get(slot);
+        for lane in entry.lanes.iter().filter(|lane| lane.is_open()) {
+            if lane.head < lane.cursor {
+                return Err(format!(
+                    "head {:?} is before cursor {:?}",
+                    lane.head, lane.cursor
+                ));
+            }
+        }
+        let front = entry.lanes.get(usize::from(entry.front));
+        if entry.member.is_eligible() && !front.is_some_and(Lane::is_open) {
+            return Err("eligible without an open lane".into());
+        }
+        if entry.is(IDLE) == entry.has_work() {
+            return Err("idle with work, or neither".into());
+        }
+        if entry.is(TIMED) != (entry.wake != i64::MAX) {
+            return Err("timer and wake-up time differ".into());
+        }
+        let sleeps = entry
+            .lanes
+            .iter()
+            .any(|lane| lane.is_open() && lane.head.due != i64::MAX);
+        if sleeps && !entry.is(TIMED) && !entry.member.is_eligible() {
+            return Err("has open lanes but is neither eligible nor asleep".into());
+        }
+        Ok(())
+    }
+
+    fn check_idle(&self) -> Result<(), String> {
+        let (mut count, mut at) = (0, self.header.idle.first);
+        while at != NIL {
+            let entry = self.entries.get(at);
+            if !entry.is(IDLE) {
+                return Err(format!(
+                    "entry {at} stands in the idle list but is not idle"
+                ));
+            }
+            count += 1;
+            if count > self.header.idle_count {
+                break;
+            }
+            at = entry.timer.right;
+        }
+        equal("idle entries", self.header.idle_count, count)
+    }
+
+    fn check_tenants(&self) -> Result<(), String> {
+        let (mut used, mut chained) = (0, 0);
+        for slot in self.tenants.slots(&self.header.free_tenants) {
+            let tenant = self.tenants.get(slot);
+            if tenant.used == 0 {
+                continue;
+            }
+            used += 1;
+            if !tenant.has_entries() && tenant.weight.is_nan() && tenant.running == 0 {
+                return Err(format!("key record {slot} is kept for nothing"));
+            }
+        }
+        for &head in self.tenant_heads.iter() {
+            let mut at = head;
+            while at != NIL && chained <= used {
+                chained += 1;
+                at = self.tenants.get(at).chain;
+            }
+        }
+        equal("key records in use", self.header.free_tenants.in_use, used)?;
+        equal("key records in hash chains", chained, used)
+    }
+}
+
+fn equal(what: &str, stored: u32, counted: u32) -> Result<(), String> {
+    if stored == counted {
+        Ok(())
+    } else {
+        Err(format!("{what}: {stored} stored, {counted} counted"))
+    }
+}

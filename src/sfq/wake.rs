@@ -1,0 +1,151 @@
+//! Which entries are eligible now, and when the sleeping ones wake: the only place where an entry joins its tier's
+//! order, leaves it or moves in it because of its lanes.
+
+use super::lane::{Lane, Row, RowPos};
+use super::node::Rank;
+use super::records::{Entry, TIMED};
+use super::tree::NIL;
+use super::{Full, QueueId, Sched};
+use crate::names::{FairnessKey, Priority};
+
+/// What became of a noted row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Noted {
+    /// The key can be claimed now.
+    pub eligible: bool,
+    /// When the key's next sleeping lane wakes.
+    pub wake: Option<i64>,
+}
+
+/// The place of a lane's head in claim order. `new_start` rows (band 1) stand back by the handicap.
+pub(super) fn rank_of(head: RowPos, band: u8, handicap: i64) -> Rank {
+    let behind = if band == 0 { 0 } else { handicap };
+    Rank {
+        due: head.due.saturating_add(behind),
+        id: head.id,
+    }
+}
+
+/// The entry's first claimable lane, and when the next sleeping one wakes (`i64::MAX`: never).
+pub(super) fn survey(entry: &Entry, handicap: i64, now: i64) -> (Option<(Rank, u8)>, i64) {
+    let mut front: Option<(Rank, u8)> = None;
+    let mut wake = i64::MAX;
+    for (band, lane) in (0u8..).zip(&entry.lanes) {
+        if !lane.is_open() {
+            continue;
+        }
+        if lane.head.is_due(now) {
+            let candidate = (rank_of(lane.head, band, handicap), band);
+            front = Some(front.map_or(candidate, |best| best.min(candidate)));
+        } else {
+            wake = wake.min(lane.head.due);
+        }
+    }
+    (front, wake)
+}
+
+impl Sched<'_> {
+    /// Recomputes everything that depends on an entry's lanes: eligibility, place in the order, timer, idleness.
+    pub(super) fn refresh(&mut self, slot: u32, now: i64) {
+        if slot == NIL {
+            return;
+        }
+        let entry = self.entries.get(slot);
+        let queue = self.queues.get_mut(self.tenants.get(entry.tenant).queue);
+        let (front, wake) = survey(entry, queue.handicap, now);
+        let was_eligible = entry.member.is_eligible();
+
+        if entry.is(TIMED) && entry.wake != wake {
+            queue.timers.remove(&mut self.entries, slot);
+            self.entries.get_mut(slot).set(TIMED, false);
+        }
+        self.settle_idle(slot, now);
+        let entry = self.entries.get_mut(slot);
+        let queue = self.queues.get_mut(self.tenants.get(entry.tenant).queue);
+        if wake != i64::MAX && !entry.is(TIMED) {
+            entry.wake = wake;
+            entry.set(TIMED, true);
+            queue.timers.insert(&mut self.entries, slot);
+        }
+        let entry = self.entries.get_mut(slot);
+        entry.wake = wake;
+        entry.front = front.map_or(0, |(_, band)| band);
+        let Some(tier) = queue.tiers.get_mut(usize::from(entry.tier)) else {
+            return;
+        };
+        match (was_eligible, front) {
+            (false, Some((rank, _))) => tier.node.join(&mut self.entries, slot, rank),
+            (true, Some((rank, _))) => tier.node.rerank(&mut self.entries, slot, rank),
+            (true, None) => tier.node.leave(&mut self.entries, slot),
+            (false, None) => {}
+        }
+    }
+
+    pub(super) fn lane_mut(&mut self, slot: u32, band: u8) -> Option<&mut Lane> {
+        if slot == NIL {
+            return None;
+        }
+        self.entries.get_mut(slot).lanes.get_mut(usize::from(band))
+    }
+
+    /// A pending row has become visible: enqueued and committed, put back, or found by load or sweep. Noting a row
+    /// twice does no harm. A band above 1 counts as 1.
+    pub fn note(
+        &mut self,
+        queue: QueueId,
+        priority: Priority,
+        key: &FairnessKey<'_>,
+        band: u8,
+        row: Row,
+        now: i64,
+    ) -> Result<Noted, Full> {
+        let queue = self.queue_slot(queue);
+        if queue == NIL {
+            return Ok(Noted {
+                eligible: false,
+                wake: None,
+            });
+        }
+        let slot = self.entry_or_new(queue, priority, key, now)?;
+        if let Some(lane) = self.lane_mut(slot, band.min(1)) {
+            lane.note(row);
+        }
+        self.refresh(slot, now);
+        let entry = self.entries.get(slot);
+        Ok(Noted {
+            eligible: entry.member.is_eligible(),
+            wake: (entry.wake != i64::MAX).then_some(entry.wake),
+        })
+    }
+
+    /// Wakes the keys whose rows have come due. O(log K) for each.
+    pub fn advance(&mut self, queue: QueueId, now: i64) {
+        let queue = self.queue_slot(queue);
+        if queue == NIL {
+            return;
+        }
+        loop {
+            let slot = self.queues.get(queue).timers.first(&self.entries);
+            if slot == NIL || self.entries.get(slot).wake > now {
+                return;
+            }
+            self.refresh(slot, now);
+        }
+    }
+
+    /// When the next sleeping key wakes.
+    pub fn next_timer(&self, queue: QueueId) -> Option<i64> {
+        let slot = self
+            .queues
+            .get(self.queue_slot(queue))
+            .timers
+            .first(&self.entries);
+        (slot != NIL).then(|| self.entries.get(slot).wake)
+    }
+
+    /// Whether anything can be picked, as of the last [`Sched::advance`].
+    pub fn has_eligible(&self, queue: QueueId) -> bool {
+        let queue = self.queues.get(self.queue_slot(queue));
+        queue.paused == 0 && queue.tiers.iter().any(|tier| !tier.node.is_empty())
+    }
+}
