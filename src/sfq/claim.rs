@@ -306,13 +306,12 @@ impl<H: Clone> Call<H> {
         // Behind a held row the cursor waits, so the lane's head may pass over other held ones. Else it must not: a pick
         // of a head beyond them would carry the cursor past them.
         let pass_held = !clean || locked == Locked::Held;
-        let skip = |pos| taken.contains(pos) || (pass_held && held.contains(pos));
         let next = fetched
             .rows
             .iter()
             .skip(first + 1)
             .map(|(row, _)| *row)
-            .find(|row| !skip(&row.pos));
+            .find(|row| !(taken.contains(&row.pos) || pass_held && held.contains(&row.pos)));
         let next = match next {
             Some(row) => Next::Row(row),
             None if fetched.end => Next::End,
