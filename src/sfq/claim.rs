@@ -58,15 +58,13 @@ pub trait Rows {
     /// Tries to lock a row, without waiting.
     fn lock(&mut self, handle: &Self::Handle) -> Result<Locked, Self::Error>;
 
-    /// A pick has been made and awaits its outcome. Called under the board's lock, like the next two, so that whoever
+    /// A pick has been made and awaits its outcome. Called under the board's lock, like the next one, so that whoever
     /// cleans up after an error that unwinds from here knows exactly what to take back.
     fn picked(&mut self, pick: &Pick);
 
-    /// The pick has become a claim, to be kept or undone when the transaction ends.
-    fn remember(&mut self, charge: &Charge);
-
-    /// The pick's outcome has been reported.
-    fn settled(&mut self);
+    /// The pick's outcome has been reported. With a charge, it has become a claim, to be kept or undone when the
+    /// transaction ends.
+    fn settled(&mut self, charge: Option<Charge>);
 }
 
 /// A task that is now the caller's.
@@ -184,7 +182,7 @@ pub fn claim<B: Board, R: Rows>(
             Err(error) => {
                 board.with(|sched| {
                     sched.retract(&pick, now);
-                    rows.settled();
+                    rows.settled(None);
                 });
                 return Err(error);
             }
@@ -342,6 +340,7 @@ impl<H: Clone> Call<H> {
         outcome: Outcome<H>,
         out: &mut Vec<Claimed<H>>,
     ) {
+        let mut settled = None;
         match outcome {
             Outcome::Confirm {
                 row,
@@ -351,7 +350,7 @@ impl<H: Clone> Call<H> {
             } => {
                 sched.confirm(pick, clean, next, self.now);
                 let charge = pick.charge(row);
-                rows.remember(&charge);
+                settled = Some(charge);
                 self.taken.insert(row.pos);
                 let key = self.fetched.get(at).map(|fetched| fetched.lane.key.clone());
                 out.push(Claimed {
@@ -382,6 +381,6 @@ impl<H: Clone> Call<H> {
                 }
             }
         }
-        rows.settled();
+        rows.settled(settled);
     }
 }

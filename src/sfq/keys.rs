@@ -6,7 +6,7 @@ use super::arena::{Idle, OfQueue};
 use super::records::{DIRTY, Entry, FRESH, IDLE, TIMED};
 use super::tree::NIL;
 use super::{EntryId, Full, QueueId, QueueState, Sched, Ticks, chain_of};
-use crate::names::{FairnessKey, Priority};
+use crate::names::{FairnessKey, MAX_KEY_BYTES, Priority};
 
 /// How many of the longest idle entries are looked at for one without debt, before one with debt is evicted.
 const EVICTION_CHOICE: usize = 16;
@@ -67,6 +67,9 @@ impl Sched<'_> {
         let found = self.find_tenant(queue, key);
         if found != NIL {
             return Ok(found);
+        }
+        if key.as_bytes().len() > MAX_KEY_BYTES {
+            return Err(Full::Keys);
         }
         let mut slot = self.header.free_tenants.take(&mut self.tenants);
         if slot == NIL && self.evict(true) {

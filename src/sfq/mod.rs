@@ -16,6 +16,7 @@
 //! | `pick` | pick the next lane, and what came of it |
 //! | `account` | charges, refunds, corrections, weights, running counts |
 //! | `persist` | restore, rebase, and what the periodic snapshot needs |
+//! | `upkeep` | what the keeper of a board needs besides claims |
 //! | `view` | what an observer sees, and the check of all invariants |
 //! | `claim` | the driver: from pick to locked row, over any board and any table |
 //!
@@ -38,6 +39,7 @@ pub mod queue;
 mod records;
 pub mod ticks;
 pub mod tree;
+mod upkeep;
 pub mod view;
 mod wake;
 

@@ -136,8 +136,8 @@ impl Node {
         self.place(members, slot, pass, rank);
     }
 
-    /// Rules 3 and 4 for a claim in lag order: the clock follows the smallest pass of all eligible members, then the
-    /// chosen one is charged. `rank` is its rank now that its head has been taken.
+    /// Rules 3 and 4 for a claim in lag order. The chosen member has the smallest pass of all that can be claimed, so
+    /// the clock follows it. `rank` is its rank now that its head has been taken.
     pub fn claim(
         &mut self,
         members: &mut impl Members,
@@ -146,13 +146,22 @@ impl Node {
         rank: Rank,
     ) -> Charged {
         let clock_before = self.clock;
-        let first = self.order.first(members);
-        if first != NIL {
-            self.clock = self.clock.max(members.member(first).pass);
-        }
+        self.clock = self.clock.max(members.member(slot).pass);
         Charged {
             clock_before,
             ..self.charge_and_rank(members, slot, step, rank)
+        }
+    }
+
+    /// After a claim: members that the claimer had to pass over, because others hold all their rows, could not be claimed
+    /// and were not eligible. It is as if they had left and joined again: no credit for that time.
+    pub fn lift(&mut self, members: &mut impl Members) {
+        loop {
+            let first = self.order.first(members);
+            if first == NIL || members.member(first).pass >= self.clock {
+                return;
+            }
+            self.set_pass(members, first, self.clock);
         }
     }
 

@@ -272,6 +272,10 @@ impl Sched<'_> {
     /// The expected row has been locked. `clean`: no row from `pick.cursor` on is held by somebody else. `next`:
     /// what follows it, as of the claimer's snapshot.
     pub fn confirm(&mut self, pick: &Pick, clean: bool, next: Next, now: i64) {
+        let slot = self.live(pick.epoch, pick.entry);
+        if slot != NIL && pick.charged.is_some() {
+            self.with_node(slot, |node, entries| node.lift(entries));
+        }
         self.update_lane(pick, now, |lane, taken| lane.confirm(taken, clean, next));
     }
 

@@ -53,6 +53,15 @@ pub struct Usage {
     pub idle: u32,
 }
 
+impl Usage {
+    /// Entries that a key new to its tier could still get, by eviction at the most.
+    pub fn free_keys(&self) -> u32 {
+        self.max_keys
+            .saturating_sub(self.entries)
+            .saturating_add(self.idle)
+    }
+}
+
 impl Sched<'_> {
     pub fn usage(&self) -> Usage {
         Usage {
@@ -72,6 +81,21 @@ impl Sched<'_> {
             .tiers
             .get(priority.index())
             .map_or(Ticks::ZERO, |tier| tier.node.clock())
+    }
+
+    /// The lag that a key has, or would have if it joined its tier now.
+    pub fn lag_of(&self, queue: QueueId, priority: Priority, key: &FairnessKey<'_>) -> Ticks {
+        let record = self.queue_slot(queue);
+        if record == NIL {
+            return Ticks::ZERO;
+        }
+        match self.find_entry(record, priority, key) {
+            NIL => Ticks::ZERO,
+            slot => {
+                let pass = self.entries.get(slot).member.pass;
+                pass.minus(self.clock(queue, priority)).max(Ticks::ZERO)
+            }
+        }
     }
 
     /// Calls `visit` for every key in every tier of the queue, in no particular order. O(the queue's keys).
