@@ -2,9 +2,8 @@
 //! weight in force; and running counts.
 
 use super::node::Charged;
-use super::records::Tenant;
 use super::tree::NIL;
-use super::{Charge, Claimed, EntryId, Full, Lane, Order, QueueId, Row, Sched, Ticks};
+use super::{EntryId, Full, QueueId, Sched, Ticks};
 use crate::names::{FairnessKey, Priority, Weight};
 
 /// The result of [`Sched::charge`].
@@ -73,61 +72,6 @@ impl Sched<'_> {
             step,
             clock,
             lag: start.minus(clock),
-        })
-    }
-
-    /// Claims a row that was chosen by other means: pinned to the worker, or by id. The caller has locked it. The key is
-    /// charged as by [`Sched::charge`] (unless fairness is off), and the claim is kept or undone like any other.
-    pub fn take_out_of_order<H>(
-        &mut self,
-        order: Order,
-        lane: &Lane,
-        row: Row,
-        handle: H,
-        now: i64,
-    ) -> Result<Claimed<H>, Full> {
-        let record = self.queue_slot(lane.queue);
-        if record == NIL {
-            return Err(Full::Queues);
-        }
-        let slot = self.entry_or_new(record, lane.priority, &lane.key, now)?;
-        let tenant = self.entries.get(slot).tenant;
-        let weight = self.weight_in_force(tenant, row.weight);
-        let (pass, clock) = (
-            self.entries.get(slot).member.pass,
-            self.clock(lane.queue, lane.priority),
-        );
-        let (mut start, mut step, mut charged) = (pass.max(clock), Ticks::ZERO, 0.0);
-        if order == Order::Fair {
-            let accounted =
-                self.charge(lane.queue, lane.priority, &lane.key, 1.0, row.weight, now)?;
-            (start, step, charged) = (accounted.start, accounted.step, 1.0);
-        }
-        let entry = self.entries.get_mut(slot);
-        entry.in_flight += 1;
-        let tenant = self.tenants.get_mut(tenant);
-        tenant.running = tenant.running.saturating_add(1);
-        self.settle_idle(slot, now);
-        let charge = Charge {
-            epoch: self.epoch(),
-            queue: lane.queue,
-            entry: self.entry_id(slot),
-            band: lane.band.min(1),
-            row,
-            step,
-        };
-        Ok(Claimed {
-            handle,
-            row,
-            priority: lane.priority,
-            key: lane.key.clone(),
-            band: lane.band,
-            start,
-            clock,
-            lag: start.minus(clock),
-            weight,
-            charged,
-            charge,
         })
     }
 
@@ -240,26 +184,6 @@ impl Sched<'_> {
             }
         }
         self.release_tenant(tenant);
-    }
-
-    /// Forgets all running counts of a scope. O(key slots).
-    pub fn clear_running(&mut self, scope: u64) {
-        self.each_key_of(scope, |tenant| tenant.running = 0);
-    }
-
-    /// Forgets all overrides of a scope. O(key slots).
-    pub fn clear_overrides(&mut self, scope: u64) {
-        self.each_key_of(scope, |tenant| tenant.weight = f64::NAN);
-    }
-
-    fn each_key_of(&mut self, scope: u64, mut change: impl FnMut(&mut Tenant)) {
-        for slot in self.tenants.slots(&self.header.free_tenants) {
-            let tenant = self.tenants.get_mut(slot);
-            if tenant.used != 0 && self.queues.get(tenant.queue).scope == scope {
-                change(tenant);
-                self.release_tenant(slot);
-            }
-        }
     }
 
     /// Sets or unsets the queue's weight for a key. It holds from the next claim on, for the whole backlog.

@@ -83,21 +83,6 @@ impl Sched<'_> {
             .map_or(Ticks::ZERO, |tier| tier.node.clock())
     }
 
-    /// The lag that a key has, or would have if it joined its tier now.
-    pub fn lag_of(&self, queue: QueueId, priority: Priority, key: &FairnessKey<'_>) -> Ticks {
-        let record = self.queue_slot(queue);
-        if record == NIL {
-            return Ticks::ZERO;
-        }
-        match self.find_entry(record, priority, key) {
-            NIL => Ticks::ZERO,
-            slot => {
-                let pass = self.entries.get(slot).member.pass;
-                pass.minus(self.clock(queue, priority)).max(Ticks::ZERO)
-            }
-        }
-    }
-
     /// Calls `visit` for every key in every tier of the queue, in no particular order. O(the queue's keys).
     pub fn entries(&self, queue: QueueId, mut visit: impl FnMut(EntryView<'_>)) {
         let queue = self.queues.get(self.queue_slot(queue));

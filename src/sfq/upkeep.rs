@@ -1,0 +1,113 @@
+//! What the keeper of a board needs besides claims: rows claimed aside from the order, what a sweep has found, and
+//! resets after the tables were emptied.
+
+use super::pick::Charge;
+use super::tree::NIL;
+use super::{Accounted, Full, QueueId, Row, RowPos, Sched, Ticks};
+use crate::names::{FairnessKey, Priority};
+
+impl QueueId {
+    /// Its number on the board, from 0.
+    pub fn index(self) -> usize {
+        self.slot.saturating_sub(1) as usize
+    }
+}
+
+impl Sched<'_> {
+    /// A row is claimed aside from the fair order (it was pinned, or asked for by its id): its key joins and is charged,
+    /// the clock does not move (rule 3). The charge is kept or undone like that of a pick.
+    pub fn take_aside(
+        &mut self,
+        queue: QueueId,
+        priority: Priority,
+        key: &FairnessKey<'_>,
+        row: Row,
+        now: i64,
+    ) -> Result<(Accounted, Charge), Full> {
+        let accounted = self.charge(queue, priority, key, 1.0, row.weight, now)?;
+        let slot = self.entry_slot(accounted.entry);
+        if slot != NIL {
+            let entry = self.entries.get_mut(slot);
+            entry.in_flight += 1;
+            let tenant = self.tenants.get_mut(entry.tenant);
+            tenant.running = tenant.running.saturating_add(1);
+            self.refresh(slot, now);
+        }
+        let charge = Charge {
+            epoch: accounted.epoch,
+            queue,
+            entry: accounted.entry,
+            band: 0,
+            row,
+            step: accounted.step,
+        };
+        Ok((accounted, charge))
+    }
+
+    /// The pass that a key would be charged at now: its own, or the clock if it is behind or unknown.
+    pub fn pass_of(&self, queue: QueueId, priority: Priority, key: &FairnessKey<'_>) -> Ticks {
+        let slot = match self.queue_slot(queue) {
+            NIL => NIL,
+            queue => self.find_entry(queue, priority, key),
+        };
+        let clock = self.clock(queue, priority);
+        if slot == NIL {
+            clock
+        } else {
+            self.entries.get(slot).member.pass.max(clock)
+        }
+    }
+
+    /// Whether the board does not know of a pending row at `pos`: the lane is closed, or its cursor has passed the
+    /// place. Then the lane's generation (0 for an unknown key), which tells whether anything has become visible since.
+    pub fn missed(
+        &self,
+        queue: QueueId,
+        priority: Priority,
+        key: &FairnessKey<'_>,
+        band: u8,
+        pos: RowPos,
+    ) -> Option<u32> {
+        let queue = self.queue_slot(queue);
+        if queue == NIL {
+            return None;
+        }
+        let slot = self.find_entry(queue, priority, key);
+        if slot == NIL {
+            return Some(0);
+        }
+        let lane = self.entries.get(slot).lanes.get(usize::from(band.min(1)))?;
+        (!lane.is_open() || pos < lane.cursor).then_some(lane.generation)
+    }
+
+    /// Whether a key that is new to the board would find room.
+    pub fn has_room(&self) -> bool {
+        let usage = self.usage();
+        usage.idle > 0 || (usage.entries < usage.max_keys && usage.keys < usage.max_keys)
+    }
+
+    /// No task of the scope runs any more: they were truncated.
+    pub fn clear_running(&mut self, scope: u64) {
+        self.each_tenant_of(scope, |sched, tenant| {
+            sched.tenants.get_mut(tenant).running = 0
+        });
+    }
+
+    /// No key of the scope has an override any more: they were truncated.
+    pub fn clear_overrides(&mut self, scope: u64) {
+        self.each_tenant_of(scope, |sched, tenant| {
+            sched.tenants.get_mut(tenant).weight = f64::NAN
+        });
+    }
+
+    /// O(all keys).
+    fn each_tenant_of(&mut self, scope: u64, mut visit: impl FnMut(&mut Self, u32)) {
+        for slot in self.tenants.slots(&self.header.free_tenants) {
+            let tenant = self.tenants.get(slot);
+            if tenant.used != 0 && self.queues.get(tenant.queue).scope == scope {
+                visit(self, slot);
+                self.release_tenant(slot);
+            }
+        }
+    }
+}
