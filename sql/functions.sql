@@ -1,0 +1,179 @@
+-- Public functions, in the order a client calls them. They are installed in the schema of CREATE EXTENSION.
+-- Each is SECURITY DEFINER; the SQL inside the library names every object and operator with its schema.
+
+-- Enqueue ----------------------------------------------------------------------------------------
+
+CREATE FUNCTION fair_enqueue(
+    queue text, payload jsonb DEFAULT '{}', fairness_key text DEFAULT NULL, priority smallint DEFAULT NULL,
+    weight float8 DEFAULT NULL, scheduled_at timestamptz DEFAULT NULL, parent_id bigint DEFAULT NULL,
+    quota_key text DEFAULT NULL, sticky_worker text DEFAULT NULL, sticky_for interval DEFAULT NULL,
+    new_start boolean DEFAULT false, max_attempts integer DEFAULT NULL)
+RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair_enqueue_wrapper';
+COMMENT ON FUNCTION fair_enqueue(text, jsonb, text, smallint, float8, timestamptz, bigint, text, text, interval, boolean, integer) IS
+    'Adds a task to a queue and returns its id; claimable once the transaction commits and scheduled_at has come';
+
+-- Claim ------------------------------------------------------------------------------------------
+
+CREATE FUNCTION fair_claim(queue text, worker text, max_tasks integer DEFAULT 1, wait interval DEFAULT NULL)
+RETURNS SETOF harvest_fair.claimed_task LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair_claim';
+COMMENT ON FUNCTION fair_claim(text, text, integer, interval) IS
+    'Claims up to max_tasks tasks in weighted fair order; with wait, sleeps until there is one or the time is over';
+
+CREATE FUNCTION fair_claim(queues text[], worker text, max_tasks integer DEFAULT 1, wait interval DEFAULT NULL)
+RETURNS SETOF harvest_fair.claimed_task LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair_claim_any';
+COMMENT ON FUNCTION fair_claim(text[], text, integer, interval) IS
+    'Claims from several queues, one at a time in an order drawn anew for each call';
+
+-- Settle -----------------------------------------------------------------------------------------
+
+CREATE FUNCTION fair_complete(id bigint, lease bigint, cost float8 DEFAULT NULL)
+RETURNS boolean LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair_complete_wrapper';
+COMMENT ON FUNCTION fair_complete(bigint, bigint, float8) IS
+    'Marks a claimed task as completed; a cost corrects what its key was charged; false if the lease is no longer held';
+
+CREATE FUNCTION fair_complete(ids bigint[], leases bigint[], costs float8[] DEFAULT NULL)
+RETURNS SETOF bigint LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair_complete_many_wrapper';
+COMMENT ON FUNCTION fair_complete(bigint[], bigint[], float8[]) IS 'Completes many tasks at once; returns the ids whose lease was still held';
+
+CREATE FUNCTION fair_fail(id bigint, lease bigint, error text, retry_in interval DEFAULT NULL)
+RETURNS harvest_fair.task_state LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair_fail_wrapper';
+COMMENT ON FUNCTION fair_fail(bigint, bigint, text, interval) IS
+    'Reports a failure: ''pending'' again after retry_in (default: doubling from 1 s to 1 h, with jitter), ''failed'' at max_attempts, null if the lease is no longer held';
+
+CREATE FUNCTION fair_release(id bigint, lease bigint)
+RETURNS boolean LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair_release_wrapper';
+COMMENT ON FUNCTION fair_release(bigint, bigint) IS
+    'Gives a claimed task back: it is pending again, its charge is undone and the attempt is not counted; false if the lease is no longer held';
+
+CREATE FUNCTION fair_release(ids bigint[], leases bigint[])
+RETURNS SETOF bigint LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair_release_many_wrapper';
+COMMENT ON FUNCTION fair_release(bigint[], bigint[]) IS 'Gives many tasks back at once; returns the ids whose lease was still held';
+
+CREATE FUNCTION fair_extend(id bigint, lease bigint, lease_for interval DEFAULT NULL)
+RETURNS timestamptz LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair_extend_wrapper';
+COMMENT ON FUNCTION fair_extend(bigint, bigint, interval) IS
+    'Extends a lease (a heartbeat) and returns its new end; null if it is no longer held';
+
+CREATE FUNCTION fair_cancel(id bigint)
+RETURNS boolean LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair_cancel_wrapper';
+COMMENT ON FUNCTION fair_cancel(bigint) IS 'Cancels a pending task; false if it is not pending';
+
+CREATE FUNCTION fair_retry(id bigint)
+RETURNS boolean LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair_retry_wrapper';
+COMMENT ON FUNCTION fair_retry(bigint) IS 'Makes a failed or cancelled task pending again, its attempts reset; false if it is neither';
+
+-- Dispatchers with a claim query of their own ----------------------------------------------------
+
+CREATE FUNCTION fair_charge(queue text, fairness_key text, cost float8 DEFAULT 1, priority smallint DEFAULT 3)
+RETURNS TABLE (queue text, fairness_key text, priority smallint, weight float8, start float8, pass float8, clock float8, lag float8)
+LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair_charge_wrapper';
+COMMENT ON FUNCTION fair_charge(text, text, float8, smallint) IS
+    'Charges a key as a claim of that cost would, in units of virtual time; never moves the clock; undone when the transaction aborts';
+
+CREATE FUNCTION fair_lag(queue text, priority smallint DEFAULT NULL)
+RETURNS TABLE (queue text, priority smallint, fairness_key text, weight float8, pass float8, clock float8, lag float8)
+LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair_lag_wrapper';
+COMMENT ON FUNCTION fair_lag(text, smallint) IS
+    'The lag map of a queue: how far each key on the board is ahead of its tier''s clock, in units; a key that is missing has lag 0';
+
+-- Policy -----------------------------------------------------------------------------------------
+
+CREATE FUNCTION fair_set_weight(queue text, fairness_key text, weight float8, reason text DEFAULT NULL)
+RETURNS SETOF harvest_fair.weight LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair_set_weight_wrapper';
+COMMENT ON FUNCTION fair_set_weight(text, text, float8, text) IS
+    'Sets the weight of a key in a queue, 0.001 to 1000; in force at the next claim, for its whole backlog';
+
+CREATE FUNCTION fair_clear_weight(queue text, fairness_key text, reason text DEFAULT NULL)
+RETURNS SETOF harvest_fair.weight LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair_clear_weight_wrapper';
+COMMENT ON FUNCTION fair_clear_weight(text, text, text) IS 'Removes the override of a key and returns it, if there was one';
+
+CREATE FUNCTION fair_weights(queue text)
+RETURNS SETOF harvest_fair.weight LANGUAGE c STABLE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair_weights_wrapper';
+COMMENT ON FUNCTION fair_weights(text) IS 'The weight overrides of a queue, by key';
+
+-- Observe ----------------------------------------------------------------------------------------
+
+CREATE FUNCTION fair_state(queue text DEFAULT NULL)
+RETURNS TABLE (queue text, priority smallint, fairness_key text, weight float8, pass float8, last_start float8, clock float8, lag float8,
+    running bigint, eligible boolean, waiting_for text, head_scheduled_at timestamptz)
+LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair_state_wrapper';
+COMMENT ON FUNCTION fair_state(text) IS
+    'Each key on the board, per queue and tier; pass, last_start, clock and lag in units; waiting_for says why a key is not eligible';
+
+CREATE FUNCTION harvest_fair.board_stats()
+RETURNS TABLE (queue text, claims bigint, refunds bigint, empty_claims bigint, missed_wakeups bigint, full_rejections bigint,
+    evictions bigint, keys bigint, load_ms float8, waiting bigint, bytes_per_key bigint, max_keys bigint, free_keys bigint, reloads bigint)
+LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'board_stats_wrapper';
+COMMENT ON FUNCTION harvest_fair.board_stats() IS 'The rows of the view harvest_fair.stats';
+
+CREATE VIEW harvest_fair.stats AS SELECT * FROM harvest_fair.board_stats();
+COMMENT ON VIEW harvest_fair.stats IS
+    'Counters per queue since the server started: claims, refunds, empty claims, missed wake-ups healed by the sweep, keys on the board, load time; and the board''s size';
+
+-- Access -----------------------------------------------------------------------------------------
+
+CREATE FUNCTION fair_grant(role regrole, bundle text)
+RETURNS void LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp AS $fair_grant$
+DECLARE
+    -- Grants are data: which function belongs to which bundle.
+    granted CONSTANT text[] := ARRAY[
+        ['producer', '@extschema@.fair_enqueue(text, jsonb, text, smallint, float8, timestamptz, bigint, text, text, interval, boolean, integer)'],
+        ['worker', '@extschema@.fair_claim(text, text, integer, interval)'],
+        ['worker', '@extschema@.fair_claim(text[], text, integer, interval)'],
+        ['worker', '@extschema@.fair_complete(bigint, bigint, float8)'],
+        ['worker', '@extschema@.fair_complete(bigint[], bigint[], float8[])'],
+        ['worker', '@extschema@.fair_fail(bigint, bigint, text, interval)'],
+        ['worker', '@extschema@.fair_release(bigint, bigint)'],
+        ['worker', '@extschema@.fair_release(bigint[], bigint[])'],
+        ['worker', '@extschema@.fair_extend(bigint, bigint, interval)'],
+        ['worker', '@extschema@.fair_charge(text, text, float8, smallint)'],
+        ['worker', '@extschema@.fair_lag(text, smallint)'],
+        ['admin', '@extschema@.fair_cancel(bigint)'],
+        ['admin', '@extschema@.fair_retry(bigint)'],
+        ['admin', '@extschema@.fair_lag(text, smallint)'],
+        ['admin', '@extschema@.fair_set_weight(text, text, float8, text)'],
+        ['admin', '@extschema@.fair_clear_weight(text, text, text)'],
+        ['admin', '@extschema@.fair_weights(text)'],
+        ['admin', '@extschema@.fair_state(text)'],
+        ['admin', 'harvest_fair.board_stats()']
+    ];
+    i integer;
+BEGIN
+    IF role IS NULL THEN
+        RAISE EXCEPTION 'role must not be null' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF bundle IS NULL OR bundle NOT IN ('producer', 'worker', 'admin') THEN
+        RAISE EXCEPTION 'unknown bundle: %', COALESCE(pg_catalog.quote_literal(bundle), 'null')
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'The bundles are producer, worker and admin.';
+    END IF;
+    EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA harvest_fair TO %s', role);
+    FOR i IN 1 .. pg_catalog.array_length(granted, 1) LOOP
+        IF granted[i][1] = bundle THEN
+            EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %s', granted[i][2], role);
+        END IF;
+    END LOOP;
+    IF bundle = 'producer' THEN
+        EXECUTE pg_catalog.format('GRANT INSERT ON harvest_fair.task TO %s', role);
+    ELSIF bundle = 'admin' THEN
+        EXECUTE pg_catalog.format('GRANT SELECT ON ALL TABLES IN SCHEMA harvest_fair TO %s', role);
+    END IF;
+END
+$fair_grant$;
+COMMENT ON FUNCTION fair_grant(regrole, text) IS
+    'Grants a role what it needs as ''producer'' (enqueue), ''worker'' (claim and settle) or ''admin'' (weights, state, cancel, read the tables)';
+
+DO $revoke$
+DECLARE
+    f regprocedure;
+BEGIN
+    FOR f IN
+        SELECT p.oid FROM pg_catalog.pg_proc p
+        JOIN pg_catalog.pg_depend d ON d.objid OPERATOR(pg_catalog.=) p.oid AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass
+        JOIN pg_catalog.pg_extension e ON e.oid OPERATOR(pg_catalog.=) d.refobjid AND d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass
+        WHERE e.extname OPERATOR(pg_catalog.=) 'harvest_fair' AND d.deptype OPERATOR(pg_catalog.=) 'e'
+    LOOP
+        EXECUTE pg_catalog.format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', f);
+    END LOOP;
+END
+$revoke$;

@@ -1,0 +1,490 @@
+//! What a transaction does to the board, and when.
+//!
+//! A claim charges its key at once, so that concurrent claims see it, and is taken back if the transaction or the
+//! savepoint aborts (rule 5). Everything else waits for the commit: enqueued rows join the board when others can see
+//! them, and so do refunds, corrections, running counts and weights.
+//!
+//! The callbacks must not fail: an error after the commit record would take the whole server down. So they only
+//! touch memory that is already there, catch every panic, and leave a board that they could not finish poisoned.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use pgrx::pg_sys;
+use pgrx::prelude::*;
+
+use super::shmem;
+use super::wait::{self, Line};
+use super::{find_queue, stored_key};
+use crate::errors::Error;
+use crate::names::{Priority, Weight};
+use crate::sfq::{Accounted, Charge, Noted, Pick, QueueId, QueueState, Row, Sched};
+
+/// Notes applied under one hold of the lock: a bulk load must not stop the claims of others.
+const NOTES_A_HOLD: usize = 256;
+
+/// The board's address of a queue: database and table, and its name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct QueueRef {
+    pub scope: u64,
+    pub name: String,
+}
+
+/// What is due to the board when the transaction commits.
+pub enum OnCommit {
+    /// Rule 5 for a released task.
+    Refund {
+        queue: QueueRef,
+        priority: Priority,
+        key: String,
+        cost: f64,
+        weight: Option<f64>,
+    },
+    /// Rule 6: the reported cost less the charged one.
+    Correct {
+        queue: QueueRef,
+        priority: Priority,
+        key: String,
+        delta: f64,
+        weight: Option<f64>,
+    },
+    /// A task of the key has left (or, by hand, entered) the state running.
+    Running {
+        queue: QueueRef,
+        key: String,
+        delta: i32,
+    },
+    /// A weight override was set or cleared.
+    Override {
+        queue: QueueRef,
+        key: String,
+        weight: Option<f64>,
+    },
+    /// A lease of the queue ends then.
+    LeaseDue { queue: QueueRef, at: i64 },
+    /// A pin of the queue ends then, or (at the far end of time) there are pinned rows.
+    UnpinDue { queue: QueueRef, at: i64 },
+    /// Every task is gone (TRUNCATE waits for all claims, so none is in flight).
+    TasksTruncated { scope: u64 },
+    /// Every override is gone.
+    WeightsTruncated { scope: u64 },
+}
+
+struct Note {
+    queue: QueueRef,
+    priority: Priority,
+    key: String,
+    band: u8,
+    row: Row,
+}
+
+type SubId = pg_sys::SubTransactionId;
+
+#[derive(Default)]
+struct Effects {
+    /// The pick whose outcome is not known yet.
+    picking: Option<Pick>,
+    claims: Vec<(SubId, Charge)>,
+    charges: Vec<(SubId, Accounted)>,
+    notes: HashMap<Box<[u8]>, Note>,
+    on_commit: Vec<(SubId, OnCommit)>,
+    /// The queue that this session is loading.
+    loading: Option<QueueRef>,
+    /// Queues whose expired leases or ended pins this transaction puts back: to be looked at again if it aborts.
+    reaping: Vec<QueueRef>,
+    /// The waiting line that this session stands in.
+    waiting: Option<Line>,
+    /// Reused to build keys of `notes`.
+    scratch: Vec<u8>,
+}
+
+thread_local! {
+    static EFFECTS: RefCell<Effects> = RefCell::new(Effects::default());
+}
+
+fn current_subtransaction() -> SubId {
+    // SAFETY: reads a counter of this backend's transaction state.
+    unsafe { pg_sys::GetCurrentSubTransactionId() }
+}
+
+/// Now, in microseconds as Postgres counts them.
+pub fn now() -> i64 {
+    // SAFETY: reads the clock.
+    unsafe { pg_sys::GetCurrentTimestamp() }
+}
+
+/// Registers the callbacks; once in each process.
+pub fn register() {
+    // SAFETY: the callbacks are static functions with the signature that Postgres wants.
+    unsafe {
+        pg_sys::RegisterXactCallback(Some(at_transaction_end), std::ptr::null_mut());
+        pg_sys::RegisterSubXactCallback(Some(at_savepoint_end), std::ptr::null_mut());
+    }
+}
+
+/// Remembers a pick until its outcome is known.
+pub fn picked(pick: &Pick) {
+    EFFECTS.with_borrow_mut(|e| {
+        e.claims.reserve(1);
+        e.picking = Some(pick.clone());
+    });
+}
+
+/// The pick's outcome is on the board; with a charge, it has become a claim.
+pub fn settled(charge: Option<&Charge>) {
+    EFFECTS.with_borrow_mut(|e| e.picking = None);
+    if let Some(charge) = charge {
+        claimed(charge);
+    }
+}
+
+/// Remembers a claim, kept or undone when the transaction ends.
+pub fn claimed(charge: &Charge) {
+    let sub = current_subtransaction();
+    EFFECTS.with_borrow_mut(|e| e.claims.push((sub, *charge)));
+}
+
+/// Remembers a charge by hand, undone if the transaction aborts.
+pub fn charged(charge: Accounted) {
+    let sub = current_subtransaction();
+    EFFECTS.with_borrow_mut(|e| e.charges.push((sub, charge)));
+}
+
+/// Has the board told at commit.
+pub fn on_commit(effect: OnCommit) {
+    let sub = current_subtransaction();
+    EFFECTS.with_borrow_mut(|e| e.on_commit.push((sub, effect)));
+}
+
+/// Notes that a pending row stands in a lane, for the board at commit. Costs no allocation for a lane that the
+/// transaction has noted before. Notes survive the abort of their savepoint: a lane without rows closes by itself.
+pub fn note(scope: u64, queue: &str, priority: Priority, key: &str, band: u8, row: Row) {
+    EFFECTS.with_borrow_mut(|e| {
+        e.scratch.clear();
+        e.scratch.extend_from_slice(&scope.to_ne_bytes());
+        e.scratch
+            .extend_from_slice(&[priority.get(), band, queue.len() as u8]);
+        e.scratch.extend_from_slice(queue.as_bytes());
+        e.scratch.extend_from_slice(key.as_bytes());
+        if let Some(known) = e.notes.get_mut(e.scratch.as_slice()) {
+            if row.pos < known.row.pos {
+                known.row = row;
+            }
+            return;
+        }
+        let queue = QueueRef {
+            scope,
+            name: queue.to_owned(),
+        };
+        e.notes.insert(
+            e.scratch.clone().into_boxed_slice(),
+            Note {
+                queue,
+                priority,
+                key: key.to_owned(),
+                band,
+                row,
+            },
+        );
+    });
+}
+
+/// Puts this transaction's own notes for a queue on the board before it commits, so that it can claim what it has
+/// enqueued. They are put there again at commit, when others can see the rows.
+pub fn note_early(queue: QueueId, name: &QueueRef) {
+    EFFECTS.with_borrow(|e| {
+        if e.notes.is_empty() {
+            return;
+        }
+        let now = now();
+        shmem::with(|sched| {
+            for note in e.notes.values().filter(|n| n.queue == *name) {
+                // A full board is dealt with at commit.
+                let _ = apply_note(sched, queue, note, now);
+            }
+        });
+    });
+}
+
+/// Marks that this session loads a queue (or that it no longer does).
+pub fn loading(queue: Option<QueueRef>) {
+    EFFECTS.with_borrow_mut(|e| e.loading = queue);
+}
+
+/// Marks that this transaction has taken over the expired leases or ended pins of a queue.
+pub fn reaping(queue: QueueRef) {
+    EFFECTS.with_borrow_mut(|e| e.reaping.push(queue));
+}
+
+/// Marks that this session stands in a waiting line (or that it no longer does).
+pub fn waiting(line: Option<Line>) {
+    EFFECTS.with_borrow_mut(|e| e.waiting = line);
+}
+
+fn apply_note(sched: &mut Sched, queue: QueueId, note: &Note, now: i64) -> Option<Noted> {
+    sched
+        .note(
+            queue,
+            note.priority,
+            &stored_key(&note.key),
+            note.band,
+            note.row,
+            now,
+        )
+        .ok()
+}
+
+/// Whom to wake once the lock is free.
+enum Wake {
+    One(QueueId),
+    All(QueueId),
+}
+
+fn wake(wakes: &[Wake]) {
+    for wake in wakes {
+        match wake {
+            Wake::One(queue) => wait::wake_one(*queue),
+            Wake::All(queue) => wait::wake_all(*queue),
+        }
+    }
+}
+
+impl Effects {
+    fn is_empty(&self) -> bool {
+        self.picking.is_none()
+            && self.claims.is_empty()
+            && self.charges.is_empty()
+            && self.notes.is_empty()
+            && self.on_commit.is_empty()
+            && self.loading.is_none()
+            && self.reaping.is_empty()
+            && self.waiting.is_none()
+    }
+
+    /// The transaction has committed, and others can see its rows.
+    fn commit(&mut self) {
+        let now = now();
+        let mut wakes = Vec::new();
+        if !(self.claims.is_empty() && self.on_commit.is_empty()) {
+            shmem::with(|sched| {
+                for (_, claim) in self.claims.drain(..) {
+                    sched.kept(&claim, now);
+                }
+                for (_, effect) in self.on_commit.drain(..) {
+                    apply(sched, effect, now, &mut wakes);
+                }
+            });
+        }
+        self.charges.clear();
+        let notes: Vec<Note> = self.notes.drain().map(|(_, note)| note).collect();
+        for notes in notes.chunks(NOTES_A_HOLD) {
+            shmem::with(|sched| {
+                for note in notes {
+                    // A queue that nobody has loaded finds its rows when it is.
+                    let Some(queue) = find_live(sched, &note.queue) else {
+                        continue;
+                    };
+                    let timer = sched.next_timer(queue);
+                    match apply_note(sched, queue, note, now) {
+                        Some(Noted { eligible: true, .. }) => wakes.push(Wake::One(queue)),
+                        // Whoever waits must look at the clock anew when the next timer has come nearer.
+                        Some(Noted { wake: Some(at), .. }) if timer.is_none_or(|t| at < t) => {
+                            wakes.push(Wake::All(queue))
+                        }
+                        // A full board has counted the row; the sweep tries again.
+                        Some(_) | None => {}
+                    }
+                }
+            });
+        }
+        wake(&wakes);
+    }
+
+    /// The transaction, or the savepoint `sub` with all that was done in it, has aborted.
+    fn abort(&mut self, sub: Option<SubId>) {
+        let now = now();
+        let is_gone = |s: &SubId| sub.is_none_or(|sub| *s == sub);
+        let mut wakes = Vec::new();
+        shmem::with(|sched| {
+            if let Some(pick) = self.picking.take() {
+                sched.retract(&pick, now);
+                wakes.push(Wake::One(pick.queue));
+            }
+            // Backwards, so that each undo meets the board that its claim left.
+            for (_, claim) in self.claims.iter().rev().filter(|(s, _)| is_gone(s)) {
+                sched.undo(claim, now);
+                wakes.push(Wake::One(claim.queue));
+            }
+            for (_, charge) in self.charges.iter().rev().filter(|(s, _)| is_gone(s)) {
+                sched.undo_charge(charge);
+            }
+            if sub.is_none() {
+                for queue in self.reaping.drain(..) {
+                    if let Some(queue) = find_queue(sched, &queue) {
+                        sched.note_lease_due(queue, now);
+                        sched.note_unpin_due(queue, now);
+                    }
+                }
+            }
+            if let Some(queue) = self.loading.take()
+                && let Some(queue) = find_queue(sched, &queue)
+            {
+                sched.set_queue_state(queue, QueueState::Unloaded);
+            }
+        });
+        self.claims.retain(|(s, _)| !is_gone(s));
+        self.charges.retain(|(s, _)| !is_gone(s));
+        self.on_commit.retain(|(s, _)| !is_gone(s));
+        if sub.is_none() {
+            self.notes.clear();
+        }
+        // A wake-up that reached this session and found it gone goes on to the next in line.
+        if let Some(line) = self.waiting.take() {
+            shmem::count_waiting(line == Line::Any, -1);
+            match line {
+                Line::Queue(queue) => wakes.push(Wake::One(queue)),
+                Line::Any => wait::wake_any(),
+            }
+        }
+        wake(&wakes);
+        // SAFETY: wakes whoever waits for a queue that this session may have been loading.
+        unsafe { pg_sys::ConditionVariableBroadcast(shmem::loading()) };
+    }
+
+    /// A savepoint was released: what was done in it now belongs to its parent.
+    fn release(&mut self, sub: SubId, parent: SubId) {
+        let claims = self.claims.iter_mut().map(|(s, _)| s);
+        let charges = self.charges.iter_mut().map(|(s, _)| s);
+        let on_commit = self.on_commit.iter_mut().map(|(s, _)| s);
+        for s in claims.chain(charges).chain(on_commit) {
+            if *s == sub {
+                *s = parent;
+            }
+        }
+    }
+}
+
+/// The queue on the board, unless nobody has loaded it: then the tables tell everything when somebody does.
+fn find_live(sched: &Sched, queue: &QueueRef) -> Option<QueueId> {
+    find_queue(sched, queue).filter(|q| sched.queue_state(*q) != Some(QueueState::Unloaded))
+}
+
+fn apply(sched: &mut Sched, effect: OnCommit, now: i64, wakes: &mut Vec<Wake>) {
+    match effect {
+        OnCommit::Refund {
+            queue,
+            priority,
+            key,
+            cost,
+            weight,
+        } => {
+            if let Some(queue) = find_live(sched, &queue) {
+                sched.refund(queue, priority, &stored_key(&key), cost, weight);
+            }
+        }
+        OnCommit::Correct {
+            queue,
+            priority,
+            key,
+            delta,
+            weight,
+        } => {
+            if let Some(queue) = find_live(sched, &queue) {
+                sched.correct_cost(queue, priority, &stored_key(&key), delta, weight);
+            }
+        }
+        OnCommit::Running { queue, key, delta } => {
+            if let Some(queue) = find_live(sched, &queue) {
+                sched.running_delta(queue, &stored_key(&key), delta, now);
+                wakes.push(Wake::One(queue));
+            }
+        }
+        OnCommit::Override { queue, key, weight } => {
+            if let Some(queue) = find_live(sched, &queue) {
+                // No room on the board: the sweep tries again, since the table has it.
+                let weight = weight.and_then(|w| Weight::new(w).ok());
+                let _ = sched.set_override(queue, &stored_key(&key), weight);
+            }
+        }
+        OnCommit::LeaseDue { queue, at } => {
+            if let Some(queue) = find_live(sched, &queue) {
+                sched.note_lease_due(queue, at);
+            }
+        }
+        OnCommit::UnpinDue { queue, at } => {
+            if let Some(queue) = find_live(sched, &queue) {
+                sched.note_unpin_due(queue, at);
+                wakes.push(Wake::All(queue));
+            }
+        }
+        OnCommit::TasksTruncated { scope } => sched.clear_running(scope),
+        OnCommit::WeightsTruncated { scope } => sched.clear_overrides(scope),
+    }
+}
+
+/// Runs a callback so that nothing can escape from it.
+fn shielded(f: impl FnOnce(&mut Effects)) {
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        EFFECTS.with(|e| {
+            if let Ok(mut e) = e.try_borrow_mut() {
+                f(&mut e);
+            }
+        });
+    }));
+    if outcome.is_err() {
+        // The board is marked as poisoned and will be loaded again; what this transaction remembers is void.
+        EFFECTS.with(|e| {
+            if let Ok(mut e) = e.try_borrow_mut() {
+                *e = Effects::default();
+            }
+        });
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn at_transaction_end(
+    event: pg_sys::XactEvent::Type,
+    _arg: *mut std::ffi::c_void,
+) {
+    let idle = EFFECTS.with(|e| e.try_borrow().map(|e| e.is_empty()).unwrap_or(false));
+    if idle {
+        return;
+    }
+    use pg_sys::XactEvent::*;
+    match event {
+        XACT_EVENT_COMMIT => shielded(Effects::commit),
+        XACT_EVENT_ABORT => shielded(|e| e.abort(None)),
+        // The only event at which an error is allowed: nothing is prepared yet.
+        XACT_EVENT_PRE_PREPARE => {
+            let acted = EFFECTS.with_borrow(|e| {
+                !(e.claims.is_empty() && e.charges.is_empty() && e.on_commit.is_empty())
+            });
+            if acted {
+                Error::Prepare.raise();
+            }
+        }
+        // The sweep finds the rows once the transaction is committed.
+        XACT_EVENT_PREPARE => shielded(|e| e.notes.clear()),
+        _ => {}
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn at_savepoint_end(
+    event: pg_sys::SubXactEvent::Type,
+    sub: SubId,
+    parent: SubId,
+    _arg: *mut std::ffi::c_void,
+) {
+    let idle = EFFECTS.with(|e| e.try_borrow().map(|e| e.is_empty()).unwrap_or(false));
+    if idle {
+        return;
+    }
+    use pg_sys::SubXactEvent::*;
+    match event {
+        SUBXACT_EVENT_COMMIT_SUB => shielded(|e| e.release(sub, parent)),
+        SUBXACT_EVENT_ABORT_SUB => shielded(|e| e.abort(Some(sub))),
+        _ => {}
+    }
+}

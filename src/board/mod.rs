@@ -1,0 +1,30 @@
+//! The board: the scheduling core in shared memory, as the sessions of a server share it.
+//!
+//! - [`shmem`]: its place and its lock
+//! - [`effects`]: what a transaction does to it, at once, at commit and on abort
+//! - [`wait`]: sleeping until a task becomes claimable
+
+pub mod effects;
+pub mod shmem;
+pub mod wait;
+
+pub use effects::{OnCommit, QueueRef, now};
+pub use shmem::with;
+
+use crate::names::{FairnessKey, Priority, QueueName};
+use crate::sfq::{QueueId, Sched};
+
+/// A key as it stands in the tables, which only admit valid ones.
+pub fn stored_key(key: &str) -> FairnessKey<'_> {
+    FairnessKey::trusted(key.as_bytes())
+}
+
+/// A priority as it stands in the tables.
+pub fn stored_priority(priority: i16) -> Priority {
+    Priority::new(i64::from(priority)).unwrap_or_default()
+}
+
+/// The queue on the board, if it is there.
+pub fn find_queue(sched: &Sched, queue: &QueueRef) -> Option<QueueId> {
+    sched.find_queue(queue.scope, &QueueName::parse(queue.name.as_str()).ok()?)
+}

@@ -1,0 +1,277 @@
+//! The board's place in shared memory, and the one lock around it.
+//!
+//! Everything the scheduler knows lies in one region that is laid out by [`crate::sfq`]. The lock is held for one
+//! call into the core (microseconds), never across I/O, SPI or a wait. A flag beside it is set while it is held: if
+//! the next holder finds the flag still set, an error has struck inside the critical section, and the board is
+//! emptied to be loaded again from the tables.
+
+use std::ffi::CStr;
+use std::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering,
+};
+
+use pgrx::pg_sys;
+use pgrx::prelude::*;
+
+use crate::config;
+use crate::sfq::{QueueId, Sched};
+
+const NAME: &CStr = c"harvest_fair";
+/// Databases of one server that can have a janitor at a time.
+pub const MAX_JANITORS: usize = 128;
+const ALIGN: usize = 64;
+
+/// Who keeps a database's board, in shared memory.
+#[repr(C)]
+pub struct JanitorSlot {
+    /// The scope it keeps; 0 is a free slot.
+    pub scope: AtomicU64,
+    /// Its process, 0 while it starts.
+    pub pid: AtomicI32,
+    /// When it was last asked to start (µs).
+    pub asked_at: AtomicI64,
+}
+
+#[repr(C)]
+struct Shared {
+    /// Set while the lock is held; found set by the next holder: the board is poisoned.
+    busy: AtomicBool,
+    /// How often the board was emptied because it was poisoned.
+    reloads: AtomicU64,
+    max_queues: AtomicU32,
+    max_keys: AtomicU32,
+    /// Sessions that wait for tasks, and those among them that wait for several queues.
+    waiting: AtomicI32,
+    waiting_for_any: AtomicI32,
+    /// Sessions that wait for a queue to be loaded sleep here.
+    loading: pg_sys::ConditionVariable,
+    janitors: [JanitorSlot; MAX_JANITORS],
+}
+
+static SHARED: AtomicPtr<Shared> = AtomicPtr::new(std::ptr::null_mut());
+static LOCK: AtomicPtr<pg_sys::LWLock> = AtomicPtr::new(std::ptr::null_mut());
+
+static mut PREVIOUS_REQUEST_HOOK: pg_sys::shmem_request_hook_type = None;
+static mut PREVIOUS_STARTUP_HOOK: pg_sys::shmem_startup_hook_type = None;
+
+/// Where each part lies, as offsets from the start of the chunk.
+struct Layout {
+    /// One condition variable a queue, and one for those that wait for several.
+    waiting: usize,
+    board: usize,
+    board_bytes: usize,
+    total: usize,
+}
+
+fn layout(max_queues: u32, max_keys: u32) -> Layout {
+    let up = |n: usize| n.next_multiple_of(ALIGN);
+    let waiting = up(size_of::<Shared>());
+    let board =
+        up(waiting
+            + (max_queues as usize + 1) * size_of::<pg_sys::ConditionVariableMinimallyPadded>());
+    let board_bytes = Sched::bytes_needed(max_queues, max_keys);
+    Layout {
+        waiting,
+        board,
+        board_bytes,
+        total: up(board + board_bytes),
+    }
+}
+
+/// Asks for the memory and the lock; called once, while the postmaster loads the library.
+pub fn register() {
+    // SAFETY: the postmaster is single-threaded here, and hooks are chained as Postgres asks.
+    unsafe {
+        PREVIOUS_REQUEST_HOOK = pg_sys::shmem_request_hook;
+        pg_sys::shmem_request_hook = Some(request);
+        PREVIOUS_STARTUP_HOOK = pg_sys::shmem_startup_hook;
+        pg_sys::shmem_startup_hook = Some(startup);
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn request() {
+    // SAFETY: runs once in the postmaster; the previous hook is whatever stood there before ours.
+    unsafe {
+        if let Some(previous) = PREVIOUS_REQUEST_HOOK {
+            pg_sys::submodules::ffi::pg_guard_ffi_boundary(|| previous());
+        }
+        pg_sys::RequestAddinShmemSpace(layout(config::max_queues(), config::max_keys()).total);
+        pg_sys::RequestNamedLWLockTranche(NAME.as_ptr(), 1);
+    }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn startup() {
+    let (max_queues, max_keys) = (config::max_queues(), config::max_keys());
+    let layout = layout(max_queues, max_keys);
+    // SAFETY: AddinShmemInitLock is held while the chunk is found or made; the chunk has `layout.total` bytes, and
+    // it is laid out before any other process can see it.
+    unsafe {
+        if let Some(previous) = PREVIOUS_STARTUP_HOOK {
+            pg_sys::submodules::ffi::pg_guard_ffi_boundary(|| previous());
+        }
+        let init_lock = &raw mut (*pg_sys::MainLWLockArray.add(ADDIN_SHMEM_INIT_LOCK)).lock;
+        pg_sys::LWLockAcquire(init_lock, pg_sys::LWLockMode::LW_EXCLUSIVE);
+        let mut found = false;
+        let chunk = pg_sys::ShmemInitStruct(NAME.as_ptr(), layout.total, &mut found).cast::<u8>();
+        if !found {
+            std::ptr::write_bytes(chunk, 0, layout.total);
+            let shared = chunk.cast::<Shared>();
+            (*shared).max_queues.store(max_queues, Ordering::Relaxed);
+            (*shared).max_keys.store(max_keys, Ordering::Relaxed);
+            pg_sys::ConditionVariableInit(&raw mut (*shared).loading);
+            let waiting = chunk
+                .add(layout.waiting)
+                .cast::<pg_sys::ConditionVariableMinimallyPadded>();
+            for i in 0..=max_queues as usize {
+                pg_sys::ConditionVariableInit(&raw mut (*waiting.add(i)).cv);
+            }
+            let board = std::slice::from_raw_parts_mut(chunk.add(layout.board), layout.board_bytes);
+            if let Err(error) = Sched::init(board, max_queues, max_keys) {
+                pgrx::error!("harvest_fair: cannot set up the board: {error}");
+            }
+        }
+        LOCK.store(
+            &raw mut (*pg_sys::GetNamedLWLockTranche(NAME.as_ptr())).lock,
+            Ordering::Relaxed,
+        );
+        SHARED.store(chunk.cast(), Ordering::Relaxed);
+        pg_sys::LWLockRelease(init_lock);
+    }
+}
+
+/// Number of AddinShmemInitLock among the main locks (lwlocknames.txt), the same in Postgres 15 to 18.
+const ADDIN_SHMEM_INIT_LOCK: usize = 21;
+
+fn shared() -> &'static Shared {
+    let shared = SHARED.load(Ordering::Relaxed);
+    assert!(
+        !shared.is_null(),
+        "the board is only there when the library was preloaded"
+    );
+    // SAFETY: set once at start-up to a chunk that lives as long as the process; all fields are atomics or are
+    // handed to Postgres by address.
+    unsafe { &*shared }
+}
+
+/// Holds the lock, and marks the board as being changed.
+struct Held;
+
+impl Held {
+    fn acquire() -> Held {
+        // SAFETY: the lock was set at start-up.
+        unsafe {
+            pg_sys::LWLockAcquire(
+                LOCK.load(Ordering::Relaxed),
+                pg_sys::LWLockMode::LW_EXCLUSIVE,
+            )
+        };
+        Held
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // Only a call that returned has left the board whole.
+        if !std::thread::panicking() {
+            shared().busy.store(false, Ordering::Relaxed);
+        }
+        // SAFETY: this process holds the lock: `Held` exists only between acquire and drop.
+        unsafe { pg_sys::LWLockRelease(LOCK.load(Ordering::Relaxed)) };
+    }
+}
+
+/// Runs `f` on the board under its lock. `f` must neither wait nor call Postgres.
+pub fn with<R>(f: impl FnOnce(&mut Sched) -> R) -> R {
+    let shared = shared();
+    let held = Held::acquire();
+    let layout = layout(
+        shared.max_queues.load(Ordering::Relaxed),
+        shared.max_keys.load(Ordering::Relaxed),
+    );
+    // SAFETY: the region was laid out at start-up, and the lock makes this the only reference to it.
+    let region = unsafe {
+        let chunk = SHARED.load(Ordering::Relaxed).cast::<u8>();
+        std::slice::from_raw_parts_mut(chunk.add(layout.board), layout.board_bytes)
+    };
+    let Ok(mut sched) = Sched::attach(region) else {
+        // Cannot be: start-up has initialised the region, and it never shrinks.
+        std::process::abort();
+    };
+    if shared.busy.swap(true, Ordering::Relaxed) {
+        sched.wipe();
+        shared.reloads.fetch_add(1, Ordering::Relaxed);
+    }
+    let result = f(&mut sched);
+    drop(held);
+    result
+}
+
+/// How often the board was emptied after an error inside the critical section.
+pub fn reloads() -> u64 {
+    shared().reloads.load(Ordering::Relaxed)
+}
+
+/// Slots for keys that the board was made with.
+pub fn max_keys() -> u32 {
+    shared().max_keys.load(Ordering::Relaxed)
+}
+
+fn line(index: usize) -> *mut pg_sys::ConditionVariable {
+    let shared = shared();
+    let max_queues = shared.max_queues.load(Ordering::Relaxed);
+    let layout = layout(max_queues, shared.max_keys.load(Ordering::Relaxed));
+    // SAFETY: the index is at most `max_queues`, and one more condition variable than that was laid out at start-up.
+    unsafe {
+        let chunk = SHARED.load(Ordering::Relaxed).cast::<u8>();
+        let waiting = chunk
+            .add(layout.waiting)
+            .cast::<pg_sys::ConditionVariableMinimallyPadded>();
+        &raw mut (*waiting.add(index.min(max_queues as usize))).cv
+    }
+}
+
+/// Where the sessions that wait for tasks of a queue sleep.
+pub fn waiting(queue: QueueId) -> *mut pg_sys::ConditionVariable {
+    line(queue.index())
+}
+
+/// Where the sessions that wait for tasks of several queues sleep.
+pub fn waiting_for_any() -> *mut pg_sys::ConditionVariable {
+    line(shared().max_queues.load(Ordering::Relaxed) as usize)
+}
+
+/// Counts a session in or out of the waiting lines.
+pub fn count_waiting(for_any: bool, by: i32) {
+    shared().waiting.fetch_add(by, Ordering::SeqCst);
+    if for_any {
+        shared().waiting_for_any.fetch_add(by, Ordering::SeqCst);
+    }
+}
+
+/// Whether somebody waits for tasks.
+pub fn anyone_waiting() -> bool {
+    waiting_sessions() > 0
+}
+
+/// How many sessions wait for tasks.
+pub fn waiting_sessions() -> i32 {
+    shared().waiting.load(Ordering::SeqCst)
+}
+
+/// Whether somebody waits for several queues.
+pub fn any_waiting() -> bool {
+    shared().waiting_for_any.load(Ordering::SeqCst) > 0
+}
+
+/// Where the sessions that wait for a queue to be loaded sleep.
+pub fn loading() -> *mut pg_sys::ConditionVariable {
+    // SAFETY: the address of a field of the chunk; only Postgres' condition variable functions use it.
+    unsafe { &raw mut (*SHARED.load(Ordering::Relaxed)).loading }
+}
+
+/// The janitors of all databases.
+pub fn janitors() -> &'static [JanitorSlot] {
+    &shared().janitors
+}

@@ -1,0 +1,218 @@
+//! Every error a user can meet: its SQLSTATE, its message, its hint.
+
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::prelude::*;
+
+use crate::names::NameError;
+
+/// A user's mistake, or a limit that was reached.
+#[derive(Debug)]
+pub enum Error {
+    /// A queue name, key, priority, weight or cost that breaks its rule; the value as given.
+    Name {
+        what: &'static str,
+        value: String,
+        broken: NameError,
+    },
+    /// An argument that must not be NULL.
+    Null { what: &'static str },
+    /// A worker name that is blank, too long or not printable.
+    Worker { value: String },
+    /// `max_tasks` outside 1 to `harvest_fair.max_batch`.
+    MaxTasks { value: i32, max: i32 },
+    /// `max_attempts` below 1.
+    MaxAttempts { value: i32 },
+    /// An interval that must not be negative (or must be positive).
+    Duration {
+        what: &'static str,
+        value: String,
+        positive: bool,
+    },
+    /// Arrays of one call that differ in length.
+    ArrayLength {
+        first: &'static str,
+        first_len: usize,
+        second: &'static str,
+        second_len: usize,
+    },
+    /// An array with a NULL in it.
+    ArrayNull { what: &'static str },
+    /// A `parent_id` that no task has.
+    UnknownParent { id: i64 },
+    /// REPEATABLE READ or SERIALIZABLE.
+    Isolation {
+        function: &'static str,
+        level: &'static str,
+    },
+    /// A call in a read-only transaction or on a standby.
+    ReadOnly { function: &'static str },
+    /// PREPARE TRANSACTION after a claim or settlement.
+    Prepare,
+    /// The 1,001st override of a queue.
+    TooManyWeights { queue: String, max: usize },
+    /// An override for the default key, whose weight is always 1.
+    DefaultKeyWeight,
+    /// No room for another queue on the board.
+    TooManyQueues { queue: String, max: u32 },
+    /// No room for another key on the board.
+    BoardFull { key: String, max: u32 },
+    /// The library was not preloaded.
+    NotPreloaded,
+    /// The extension's tables are not in this database.
+    NotInstalled,
+}
+
+/// A value as it is shown in a message: quoted, and cut where it is long.
+pub fn quoted(value: &str) -> String {
+    const SHOWN: usize = 100;
+    let mut shown: String = value
+        .chars()
+        .take(SHOWN)
+        .flat_map(char::escape_debug)
+        .collect();
+    if value.chars().nth(SHOWN).is_some() {
+        shown.push_str("...");
+    }
+    format!("\"{shown}\"")
+}
+
+impl Error {
+    fn code(&self) -> PgSqlErrorCode {
+        use PgSqlErrorCode::*;
+        match self {
+            Error::Null { .. } => ERRCODE_NULL_VALUE_NOT_ALLOWED,
+            Error::ArrayLength { .. } => ERRCODE_INVALID_PARAMETER_VALUE,
+            Error::ArrayNull { .. } => ERRCODE_NULL_VALUE_NOT_ALLOWED,
+            Error::UnknownParent { .. } => ERRCODE_FOREIGN_KEY_VIOLATION,
+            Error::Isolation { .. } | Error::Prepare => ERRCODE_FEATURE_NOT_SUPPORTED,
+            Error::ReadOnly { .. } => ERRCODE_READ_ONLY_SQL_TRANSACTION,
+            Error::TooManyWeights { .. } => ERRCODE_PROGRAM_LIMIT_EXCEEDED,
+            Error::TooManyQueues { .. } | Error::BoardFull { .. } => {
+                ERRCODE_CONFIGURATION_LIMIT_EXCEEDED
+            }
+            Error::NotPreloaded => ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            Error::NotInstalled => ERRCODE_UNDEFINED_TABLE,
+            Error::Name { .. }
+            | Error::Worker { .. }
+            | Error::MaxTasks { .. }
+            | Error::MaxAttempts { .. }
+            | Error::Duration { .. }
+            | Error::DefaultKeyWeight => ERRCODE_INVALID_PARAMETER_VALUE,
+        }
+    }
+
+    fn message(&self) -> String {
+        match self {
+            Error::Name {
+                what,
+                value,
+                broken,
+            } => format!("invalid {what}: {value} {}", broken.message()),
+            Error::Null { what } => format!("{what} must not be null"),
+            Error::Worker { value } => format!("invalid worker name: {}", quoted(value)),
+            Error::MaxTasks { value, max } => {
+                format!("max_tasks must be between 1 and {max}, not {value}")
+            }
+            Error::MaxAttempts { value } => format!("max_attempts must be at least 1, not {value}"),
+            Error::Duration {
+                what,
+                value,
+                positive: true,
+            } => format!("{what} must be positive, not {value}"),
+            Error::Duration {
+                what,
+                value,
+                positive: false,
+            } => format!("{what} must not be negative, not {value}"),
+            Error::ArrayLength {
+                first,
+                first_len,
+                second,
+                second_len,
+            } => {
+                format!("{first} has {first_len} elements, but {second} has {second_len}")
+            }
+            Error::ArrayNull { what } => format!("{what} must not contain null"),
+            Error::UnknownParent { id } => format!("parent task {id} does not exist"),
+            Error::Isolation { function, level } => {
+                format!("{function} needs isolation level read committed, not {level}")
+            }
+            Error::ReadOnly { function } => {
+                format!("cannot execute {function} in a read-only transaction")
+            }
+            Error::Prepare => {
+                "cannot prepare a transaction that has claimed or settled tasks".into()
+            }
+            Error::TooManyWeights { queue, max } => {
+                format!("queue {} already has {max} weight overrides", quoted(queue))
+            }
+            Error::DefaultKeyWeight => "the default key cannot have a weight override".into(),
+            Error::TooManyQueues { queue, max } => {
+                format!(
+                    "no room on the board for queue {}: all {max} slots are in use",
+                    quoted(queue)
+                )
+            }
+            Error::BoardFull { key, max } => {
+                format!(
+                    "no room on the board for key {}: all {max} slots are in use",
+                    quoted(key)
+                )
+            }
+            Error::NotPreloaded => {
+                "harvest_fair must be loaded through shared_preload_libraries".into()
+            }
+            Error::NotInstalled => {
+                "the extension harvest_fair is not installed in this database".into()
+            }
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            Error::Name { broken, .. } => broken.hint().into(),
+            Error::Worker { .. } => {
+                "A worker name has 1 to 255 bytes, no control character and is not blank.".into()
+            }
+            Error::MaxTasks { .. } => "The upper limit is the setting harvest_fair.max_batch.".into(),
+            Error::ArrayLength { .. } => "Give one element for each task.".into(),
+            Error::UnknownParent { .. } => "A parent must have been enqueued before its children.".into(),
+            Error::Isolation { .. } => {
+                "Start the transaction with BEGIN ISOLATION LEVEL READ COMMITTED, or check default_transaction_isolation."
+                    .into()
+            }
+            Error::Prepare => "Commit the claim before you prepare, or claim outside of the prepared transaction.".into(),
+            Error::TooManyWeights { max, .. } => {
+                format!("A queue can have {max} overrides. Clear one, or give tasks a weight of their own.")
+            }
+            Error::DefaultKeyWeight => "Its weight is always 1. Give the tasks a fairness key.".into(),
+            Error::TooManyQueues { .. } => "Raise harvest_fair.max_queues and restart the server.".into(),
+            Error::BoardFull { .. } => "Raise harvest_fair.max_keys and restart the server.".into(),
+            Error::NotPreloaded => {
+                "Add harvest_fair to shared_preload_libraries in postgresql.conf and restart the server.".into()
+            }
+            Error::NotInstalled => "Run CREATE EXTENSION harvest_fair.".into(),
+            Error::Null { .. }
+            | Error::MaxAttempts { .. }
+            | Error::Duration { .. }
+            | Error::ArrayNull { .. }
+            | Error::ReadOnly { .. } => return None,
+        })
+    }
+
+    /// Raises the error.
+    pub fn raise(self) -> ! {
+        ErrorReport::from(self).report(PgLogLevel::ERROR);
+        unreachable!("an ERROR does not return")
+    }
+}
+
+impl From<Error> for ErrorReport {
+    fn from(error: Error) -> ErrorReport {
+        let report = ErrorReport::new(error.code(), error.message(), "harvest_fair");
+        match error.hint() {
+            Some(hint) => report.set_hint(hint),
+            None => report,
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! The janitor: one background worker for each database that uses the extension.
+//!
+//! It is started by the first session that touches the board, and ends when the extension or its database goes. Its
+//! rounds are short transactions; between them it holds no lock and no snapshot.
+//!
+//! - *reap*: takes back expired leases and ended pins
+//! - *flush*: writes changed passes into harvest_fair.key_state, also at shutdown
+//! - *sweep*: loads queues that nobody has touched, and adds to the board what it missed
+//! - *prune*: forgets idle keys (rule 8); *retention*: deletes finished tasks in small batches
+
+mod flush;
+mod retention;
+mod sweep;
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder, SignalWakeFlags};
+use pgrx::pg_sys;
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::prelude::*;
+
+use crate::board::shmem::{self, JanitorSlot};
+use crate::board::{self, QueueRef, now};
+use crate::config;
+use crate::observe::state::of_scope;
+use crate::tasks::reap::reap;
+use crate::tasks::table::{Catalog, TaskTable};
+
+/// Longest pause between two rounds: how long DROP DATABASE and expired leases wait at most.
+const TICK: Duration = Duration::from_secs(1);
+/// How long a janitor may take to start before another one is asked for (µs).
+const STARTING: i64 = 5_000_000;
+
+/// Starts this database's janitor unless it runs or is about to.
+pub fn ensure_running(catalog: &Catalog) {
+    let scope = catalog.scope();
+    let janitors = shmem::janitors();
+    let mine = |slot: &&JanitorSlot| slot.scope.load(Ordering::Acquire) == scope;
+    let slot = match janitors.iter().find(mine) {
+        Some(slot) => slot,
+        None => {
+            let free = |slot: &&JanitorSlot| {
+                slot.scope
+                    .compare_exchange(0, scope, Ordering::AcqRel, Ordering::Relaxed)
+                    .is_ok()
+            };
+            match janitors.iter().find(free) {
+                Some(slot) => slot,
+                // As many databases as the board has room for have a janitor; claims still meet expired leases.
+                None => return,
+            }
+        }
+    };
+    if slot.pid.load(Ordering::Acquire) != 0 {
+        return;
+    }
+    let (asked, now) = (slot.asked_at.load(Ordering::Acquire), now());
+    let recently = asked != 0 && now.saturating_sub(asked) < STARTING;
+    if recently
+        || slot
+            .asked_at
+            .compare_exchange(asked, now, Ordering::AcqRel, Ordering::Relaxed)
+            .is_err()
+    {
+        return;
+    }
+    let started = BackgroundWorkerBuilder::new("harvest_fair janitor")
+        .set_library("harvest_fair")
+        .set_function("harvest_fair_janitor")
+        .set_argument(Some(pg_sys::Datum::from(scope as i64)))
+        .enable_spi_access()
+        .set_restart_time(None)
+        .load_dynamic();
+    if started.is_err() {
+        ErrorReport::new(
+            PgSqlErrorCode::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
+            "cannot start the janitor of harvest_fair: no background worker slot is free",
+            "harvest_fair",
+        )
+        .set_hint("Raise max_worker_processes and restart the server.")
+        .report(PgLogLevel::WARNING);
+    }
+}
+
+/// Gives the janitor's place back when its process ends, however it ends.
+#[pg_guard]
+unsafe extern "C-unwind" fn leave(_code: i32, scope: pg_sys::Datum) {
+    let scope = scope.value() as u64;
+    // SAFETY: reads this process's own id.
+    let pid = unsafe { pg_sys::MyProcPid };
+    for slot in shmem::janitors() {
+        if slot.scope.load(Ordering::Acquire) == scope && slot.pid.load(Ordering::Acquire) == pid {
+            slot.pid.store(0, Ordering::Release);
+            slot.asked_at.store(0, Ordering::Release);
+            slot.scope.store(0, Ordering::Release);
+        }
+    }
+}
+
+/// Why a janitor ends.
+enum End {
+    /// The server shuts down, or somebody has terminated the janitor.
+    Shutdown,
+    /// Somebody wants the database for himself: DROP, RENAME, a template copy.
+    Database,
+    /// The extension is gone from the database.
+    Extension,
+}
+
+/// The janitor's life.
+#[unsafe(no_mangle)]
+#[pg_guard]
+pub extern "C-unwind" fn harvest_fair_janitor(scope: pg_sys::Datum) {
+    let scope_datum = scope;
+    let scope = scope.value() as u64;
+    let database = pg_sys::Oid::from((scope >> 32) as u32);
+    BackgroundWorker::attach_signal_handlers(SignalWakeFlags::SIGHUP | SignalWakeFlags::SIGTERM);
+    // SAFETY: registers a callback of this process for its own end.
+    unsafe { pg_sys::before_shmem_exit(Some(leave), scope_datum) };
+    // SAFETY: reads this process's own id.
+    let pid = unsafe { pg_sys::MyProcPid };
+    let Some(slot) = shmem::janitors()
+        .iter()
+        .find(|s| s.scope.load(Ordering::Acquire) == scope)
+    else {
+        return;
+    };
+    if slot
+        .pid
+        .compare_exchange(0, pid, Ordering::AcqRel, Ordering::Relaxed)
+        .is_err()
+    {
+        return;
+    }
+    BackgroundWorker::connect_worker_to_spi_by_oid(Some(database), None);
+    match rounds(scope, database) {
+        End::Shutdown => round(|| flush::flush(scope)),
+        End::Extension => board::with(|sched| sched.drop_scope(scope)),
+        End::Database => {}
+    }
+}
+
+/// One transaction of the janitor.
+fn round<R>(f: impl FnOnce() -> R) -> R {
+    let mut result = None;
+    let run = std::panic::AssertUnwindSafe(|| result = Some(f()));
+    BackgroundWorker::transaction(|| {
+        let run = run;
+        (run.0)()
+    });
+    match result {
+        Some(result) => result,
+        None => unreachable!("the transaction has run"),
+    }
+}
+
+fn rounds(scope: u64, database: pg_sys::Oid) -> End {
+    let (mut next_flush, mut next_sweep) = (now() + config::flush_interval(), now());
+    loop {
+        if BackgroundWorker::sigterm_received() {
+            return End::Shutdown;
+        }
+        if BackgroundWorker::sighup_received() {
+            // SAFETY: this is a background worker's main loop, outside of any transaction.
+            unsafe { pg_sys::ProcessConfigFile(pg_sys::GucContext::PGC_SIGHUP) };
+        }
+        if let Some(end) = round(|| look_around(scope, database)) {
+            return end;
+        }
+        round(|| reap_all(scope));
+        if now() >= next_flush {
+            round(|| flush::flush(scope));
+            next_flush = now() + config::flush_interval();
+        }
+        if now() >= next_sweep {
+            let full = sweep::sweep(scope);
+            round(|| flush::prune(scope));
+            while round(retention::delete_batch) && !BackgroundWorker::sigterm_received() {}
+            // Keys without room take the place of the next ones that have no work left.
+            let pause = config::sweep_interval();
+            next_sweep = now()
+                + if full {
+                    pause.min(TICK.as_micros() as i64)
+                } else {
+                    pause
+                };
+        }
+        let due = next_flush.min(next_sweep).saturating_sub(now()).max(0);
+        BackgroundWorker::wait_latch(Some(
+            TICK.min(Duration::from_micros(due as u64))
+                .max(Duration::from_millis(10)),
+        ));
+    }
+}
+
+/// Whether it is time to go.
+fn look_around(scope: u64, database: pg_sys::Oid) -> Option<End> {
+    match Catalog::get() {
+        Ok(catalog) if catalog.scope() == scope => {}
+        _ => return Some(End::Extension),
+    }
+    // Whoever drops or copies a database takes this lock and then waits for its sessions to go.
+    let tag = pg_sys::LOCKTAG {
+        locktag_field1: 0,
+        locktag_field2: pg_sys::DatabaseRelationId.to_u32(),
+        locktag_field3: database.to_u32(),
+        locktag_field4: 0,
+        locktag_type: pg_sys::LockTagType::LOCKTAG_OBJECT as u8,
+        locktag_lockmethodid: pg_sys::DEFAULT_LOCKMETHOD as u8,
+    };
+    // SAFETY: within a transaction, whose end gives the lock back.
+    let got = unsafe { pg_sys::LockAcquire(&tag, pg_sys::RowExclusiveLock as i32, false, true) };
+    (got == pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL).then_some(End::Database)
+}
+
+/// Takes back what has run out on the queues of the board.
+fn reap_all(scope: u64) {
+    let now = now();
+    let due: Vec<_> = of_scope(scope)
+        .into_iter()
+        .filter(|(queue, _)| {
+            board::with(|sched| sched.lease_due(*queue) <= now || sched.unpin_due(*queue) <= now)
+        })
+        .collect();
+    if due.is_empty() {
+        return;
+    }
+    let Ok(table) = TaskTable::open() else { return };
+    for (queue, name) in due {
+        reap(&table, queue, &QueueRef { scope, name }, now);
+    }
+}

@@ -1,0 +1,251 @@
+//! The sweep: finds pending rows that the board does not know of (prepared transactions, sessions without triggers, keys
+//! for which the board had no room), and running counts that differ from the table.
+//!
+//! A row that looks missed may just be on its way: claimed but not committed, or committed by a session that has not
+//! yet told the board. So what looks missed is looked at again after a pause, and healed if it is still there, nobody
+//! holds it, and nothing has happened in its lane.
+
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::prelude::*;
+
+use super::round;
+use crate::board::{self, now, shmem, stored_key, stored_priority, wait};
+use crate::errors::quoted;
+use crate::names::Weight;
+use crate::observe::state::of_scope;
+use crate::sfq::{QueueId, Row, Sched};
+use crate::tasks::load::{ensure_loaded, read_overrides, schedule_reaping};
+use crate::tasks::table::{LaneKey, TaskTable, TupleLock};
+
+/// How long a row must look missed.
+const PAUSE: Duration = Duration::from_millis(50);
+
+struct Suspect {
+    priority: i16,
+    key: String,
+    band: u8,
+    row: Row,
+    generation: u32,
+}
+
+/// Sweeps all queues of a database. True if the board had no room for something.
+pub fn sweep(scope: u64) -> bool {
+    let queues = round(|| {
+        if let Ok(table) = TaskTable::open() {
+            for name in table.queues() {
+                // A queue for which the board has no room stays in the table until there is.
+                let _ = ensure_loaded(&table, &name);
+            }
+        }
+        of_scope(scope)
+    });
+    let mut full = false;
+    for (queue, name) in queues {
+        full |= sweep_queue(queue, &name);
+    }
+    full
+}
+
+fn sweep_queue(queue: QueueId, name: &str) -> bool {
+    let rejected = |sched: &mut Sched| sched.counters(queue).full_rejections;
+    let before = board::with(rejected);
+    let Some((suspects, miscounts)) = round(|| {
+        let table = TaskTable::open().ok()?;
+        schedule_reaping(&table, queue, name);
+        if before > 0 {
+            set_overrides(queue, name);
+        }
+        Some((
+            find_missed(&table, queue, name),
+            find_miscounted(&table, queue, name),
+        ))
+    }) else {
+        return false;
+    };
+    if suspects.is_empty() && miscounts.is_empty() {
+        warn_if_full(name, false);
+        return false;
+    }
+    std::thread::sleep(PAUSE);
+    let mut healed = 0;
+    let mut left_out = 0;
+    round(|| {
+        let Ok(table) = TaskTable::open() else { return };
+        for suspect in &suspects {
+            match heal(&table, queue, name, suspect) {
+                Heal::Healed => healed += 1,
+                Heal::NoRoom => left_out += 1,
+                Heal::NotMissed => {}
+            }
+        }
+        recount(&table, queue, name, &miscounts);
+    });
+    if healed > 0 {
+        wait::wake_all(queue);
+    }
+    warn_if_full(name, left_out > 0);
+    left_out > 0
+}
+
+/// Overrides may have found no room when they were set.
+fn set_overrides(queue: QueueId, name: &str) {
+    let overrides = read_overrides(name);
+    board::with(|sched| {
+        for (key, weight) in &overrides {
+            let _ = sched.set_override(queue, &stored_key(key), Weight::new(*weight).ok());
+        }
+    });
+}
+
+/// Lanes whose first row the board does not know of.
+fn find_missed(table: &TaskTable, queue: QueueId, name: &str) -> Vec<Suspect> {
+    let mut suspects = Vec::new();
+    table.walk_lanes(name, |priority, key, band, row| {
+        let missed = board::with(|sched| {
+            sched.missed(
+                queue,
+                stored_priority(priority),
+                &stored_key(key),
+                band,
+                row.pos,
+            )
+        });
+        if let Some(generation) = missed {
+            suspects.push(Suspect {
+                priority,
+                key: key.to_owned(),
+                band,
+                row,
+                generation,
+            });
+        }
+    });
+    suspects
+}
+
+enum Heal {
+    Healed,
+    NotMissed,
+    NoRoom,
+}
+
+/// Puts a lane on the board if its first row is still missed.
+fn heal(table: &TaskTable, queue: QueueId, name: &str, suspect: &Suspect) -> Heal {
+    let (priority, key) = (stored_priority(suspect.priority), stored_key(&suspect.key));
+    let still = |sched: &mut Sched| {
+        sched.missed(queue, priority, &key, suspect.band, suspect.row.pos)
+            == Some(suspect.generation)
+    };
+    let (missed, room) = board::with(|sched| (still(sched), sched.has_room()));
+    if !missed {
+        return Heal::NotMissed;
+    }
+    if !room {
+        return Heal::NoRoom;
+    }
+    let lane = LaneKey {
+        queue: name,
+        priority: suspect.priority,
+        key: &suspect.key,
+        band: suspect.band,
+    };
+    let mut rows = Vec::with_capacity(1);
+    table.probe(&lane, suspect.row.pos, 1, &mut rows);
+    let Some((row, tid)) = rows.pop().filter(|(row, _)| row.pos == suspect.row.pos) else {
+        return Heal::NotMissed;
+    };
+    // A row that a claim holds is not missed.
+    let TupleLock::Locked(_) = table.lock_or_skip(tid) else {
+        return Heal::NotMissed;
+    };
+    board::with(|sched| {
+        if !still(sched) {
+            return Heal::NotMissed;
+        }
+        if sched
+            .note(queue, priority, &key, suspect.band, row, now())
+            .is_err()
+        {
+            return Heal::NoRoom;
+        }
+        sched.counters(queue).missed_wakeups += 1;
+        Heal::Healed
+    })
+}
+
+/// Keys whose running count on the board is not the table's, while no claim of theirs is under way: (board, table).
+fn find_miscounted(table: &TaskTable, queue: QueueId, name: &str) -> Vec<(String, (i32, i32))> {
+    let mut counted = HashMap::<String, i32>::new();
+    table.running(name, |key| *counted.entry(key.to_owned()).or_default() += 1);
+    let mut known = HashMap::<String, (i32, bool)>::new();
+    board::with(|sched| {
+        sched.entries(queue, |entry| {
+            let (_, in_flight) = known
+                .entry(entry.key.as_str().to_owned())
+                .or_insert((entry.running, false));
+            *in_flight |= entry.in_flight > 0;
+        });
+        for key in counted.keys() {
+            known
+                .entry(key.clone())
+                .or_insert_with(|| (sched.running(queue, &stored_key(key)), false));
+        }
+    });
+    known
+        .into_iter()
+        .filter_map(|(key, (running, in_flight))| {
+            let counted = counted.get(&key).copied().unwrap_or(0);
+            (running != counted && !in_flight).then_some((key, (running, counted)))
+        })
+        .collect()
+}
+
+/// Sets counts that have differed in the same way twice.
+fn recount(table: &TaskTable, queue: QueueId, name: &str, miscounts: &[(String, (i32, i32))]) {
+    if miscounts.is_empty() {
+        return;
+    }
+    let again: HashMap<_, _> = find_miscounted(table, queue, name).into_iter().collect();
+    board::with(|sched| {
+        for (key, counts) in miscounts {
+            if again.get(key) == Some(counts) {
+                sched.set_running(queue, &stored_key(key), counts.1);
+            }
+        }
+    });
+}
+
+/// Says once that the board is full, and again only after it had room for everything.
+fn warn_if_full(queue: &str, full: bool) {
+    thread_local! {
+        static FULL: RefCell<HashSet<String>> = RefCell::new(HashSet::new());
+    }
+    let news = FULL.with_borrow_mut(|known| {
+        if full {
+            known.insert(queue.to_owned())
+        } else {
+            {
+                known.remove(queue);
+                false
+            }
+        }
+    });
+    if news {
+        ErrorReport::new(
+            PgSqlErrorCode::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
+            format!(
+                "no room on the board for more keys of queue {}: all {} slots are in use",
+                quoted(queue),
+                shmem::max_keys()
+            ),
+            "harvest_fair",
+        )
+        .set_detail("Their tasks wait until other keys have no work left.")
+        .set_hint("Raise harvest_fair.max_keys and restart the server.")
+        .report(PgLogLevel::WARNING);
+    }
+}

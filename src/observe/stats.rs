@@ -1,0 +1,80 @@
+//! The counters behind the view harvest_fair.stats.
+
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::prelude::*;
+
+use crate::board::{self, shmem};
+use crate::sfq::Sched;
+use crate::tasks::table::Catalog;
+
+type StatsRow = (
+    String,
+    i64,
+    i64,
+    i64,
+    i64,
+    i64,
+    i64,
+    i64,
+    f64,
+    i64,
+    i64,
+    i64,
+    i64,
+    i64,
+);
+
+/// One row for each queue of this database that is on the board; the last four columns are of the whole board.
+#[pg_extern(sql = false)]
+fn board_stats() -> Result<
+    TableIterator<
+        'static,
+        (
+            name!(queue, String),
+            name!(claims, i64),
+            name!(refunds, i64),
+            name!(empty_claims, i64),
+            name!(missed_wakeups, i64),
+            name!(full_rejections, i64),
+            name!(evictions, i64),
+            name!(keys, i64),
+            name!(load_ms, f64),
+            name!(waiting, i64),
+            name!(bytes_per_key, i64),
+            name!(max_keys, i64),
+            name!(free_keys, i64),
+            name!(reloads, i64),
+        ),
+    >,
+    ErrorReport,
+> {
+    let scope = Catalog::get()?.scope();
+    let mut rows: Vec<StatsRow> = Vec::new();
+    board::with(|sched| {
+        let free = i64::from(sched.usage().free_keys());
+        sched.queues(|queue| {
+            if queue.scope != scope {
+                return;
+            }
+            let c = queue.counters;
+            rows.push((
+                String::from_utf8_lossy(queue.name).into_owned(),
+                c.claims as i64,
+                c.refunds as i64,
+                c.empty_claims as i64,
+                c.missed_wakeups as i64,
+                c.full_rejections as i64,
+                c.evictions as i64,
+                i64::from(queue.entries),
+                c.load_micros as f64 / 1_000.0,
+                i64::from(shmem::waiting_sessions()),
+                Sched::bytes_per_key() as i64,
+                i64::from(shmem::max_keys()),
+                free,
+                shmem::reloads() as i64,
+            ));
+        });
+    });
+    rows.sort_by(|a, b| a.0.cmp(&b.0));
+    Ok(TableIterator::new(rows))
+}

@@ -1,0 +1,22 @@
+//! What differs between Postgres 15, 16, 17 and 18.
+
+use pgrx::pg_sys;
+
+/// Begins an index scan; Postgres 18 added an argument for its instrumentation.
+///
+/// # Safety
+/// Both relations are open with a lock, the snapshot is registered.
+pub unsafe fn index_beginscan(
+    table: pg_sys::Relation,
+    index: pg_sys::Relation,
+    snapshot: pg_sys::Snapshot,
+    keys: i32,
+) -> pg_sys::IndexScanDesc {
+    // SAFETY: as the caller promises.
+    unsafe {
+        #[cfg(feature = "pg18")]
+        return pg_sys::index_beginscan(table, index, snapshot, std::ptr::null_mut(), keys, 0);
+        #[cfg(not(feature = "pg18"))]
+        return pg_sys::index_beginscan(table, index, snapshot, keys, 0);
+    }
+}

@@ -1,0 +1,3 @@
+//! What an operator sets: weights.
+
+pub mod weights;

@@ -1,0 +1,150 @@
+//! Kept statements, run through SPI.
+//!
+//! Each statement is prepared once a session with a generic plan (a custom plan for each call costs more than the
+//! claim it serves) and runs under `SPI_execute_plan`, which assigns a transaction id only when a row is written.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::CString;
+
+use pgrx::pg_sys;
+use pgrx::prelude::*;
+
+/// A statement of the extension: SQL text with every name schema-qualified, and the types of its parameters.
+pub struct Statement {
+    /// The SQL text.
+    pub sql: &'static str,
+    /// The types of `$1`, `$2`, ...
+    pub args: &'static [pg_sys::Oid],
+}
+
+/// A parameter: its datum, or `None` for NULL.
+pub type Arg = Option<pg_sys::Datum>;
+
+thread_local! {
+    static PLANS: RefCell<HashMap<*const u8, pg_sys::SPIPlanPtr>> = RefCell::new(HashMap::new());
+}
+
+/// An open SPI connection; rows that it returned die with it.
+pub struct Spi(());
+
+/// Runs `f` with an SPI connection. An ERROR inside unwinds past the end of the connection, which Postgres then
+/// closes with the transaction.
+pub fn connect<R>(f: impl FnOnce(&Spi) -> R) -> R {
+    // SAFETY: called within a transaction, on the one thread of the backend.
+    unsafe { pg_sys::SPI_connect() };
+    let result = f(&Spi(()));
+    // SAFETY: closes the connection opened above; nothing in between returned early.
+    unsafe { pg_sys::SPI_finish() };
+    result
+}
+
+impl Spi {
+    /// Runs a statement to its end and returns its rows.
+    pub fn run(&self, statement: &'static Statement, args: &[Arg]) -> Rows<'_> {
+        debug_assert_eq!(statement.args.len(), args.len());
+        let plan = plan(statement);
+        let mut values: Vec<pg_sys::Datum> = args
+            .iter()
+            .map(|a| a.unwrap_or(pg_sys::Datum::from(0)))
+            .collect();
+        let nulls: Vec<std::ffi::c_char> = args
+            .iter()
+            .map(|a| {
+                if a.is_some() {
+                    b' ' as std::ffi::c_char
+                } else {
+                    b'n' as std::ffi::c_char
+                }
+            })
+            .collect();
+        // SAFETY: the plan was kept for the session; values and nulls have one element a parameter.
+        let code = unsafe {
+            pg_sys::SPI_execute_plan(plan, values.as_mut_ptr(), nulls.as_ptr(), false, 0)
+        };
+        if code < 0 {
+            pgrx::error!("harvest_fair: SPI_execute_plan failed with code {code}");
+        }
+        // SAFETY: SPI_execute_plan has just set both globals for this connection.
+        unsafe {
+            let table = pg_sys::SPI_tuptable;
+            let count = if table.is_null() {
+                0
+            } else {
+                pg_sys::SPI_processed as usize
+            };
+            Rows {
+                table,
+                count,
+                processed: pg_sys::SPI_processed,
+                _spi: self,
+            }
+        }
+    }
+}
+
+fn plan(statement: &'static Statement) -> pg_sys::SPIPlanPtr {
+    let key = statement.sql.as_ptr();
+    if let Some(plan) = PLANS.with(|p| p.borrow().get(&key).copied()) {
+        return plan;
+    }
+    let sql = CString::new(statement.sql).unwrap_or_default();
+    let mut types = statement.args.to_vec();
+    // SAFETY: an SPI connection is open (`Spi` exists); the text and the types live through the call.
+    let plan = unsafe {
+        let plan = pg_sys::SPI_prepare_cursor(
+            sql.as_ptr(),
+            types.len() as i32,
+            types.as_mut_ptr(),
+            pg_sys::CURSOR_OPT_GENERIC_PLAN as i32,
+        );
+        if plan.is_null() {
+            pgrx::error!("harvest_fair: cannot prepare: {}", statement.sql);
+        }
+        pg_sys::SPI_keepplan(plan);
+        plan
+    };
+    PLANS.with(|p| p.borrow_mut().insert(key, plan));
+    plan
+}
+
+/// The rows of one statement.
+pub struct Rows<'a> {
+    table: *mut pg_sys::SPITupleTable,
+    count: usize,
+    processed: u64,
+    _spi: &'a Spi,
+}
+
+impl Rows<'_> {
+    /// How many rows came back.
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// How many rows the statement touched, with or without RETURNING.
+    pub fn processed(&self) -> u64 {
+        self.processed
+    }
+
+    /// The raw datum of a column (from 1) of a row (from 0); valid until the connection ends.
+    pub fn datum(&self, row: usize, column: i32) -> Option<pg_sys::Datum> {
+        if row >= self.count {
+            return None;
+        }
+        let mut null = false;
+        // SAFETY: row < numvals, and SPI_getbinval checks the column number.
+        unsafe {
+            let tuple = *(*self.table).vals.add(row);
+            let datum = pg_sys::SPI_getbinval(tuple, (*self.table).tupdesc, column, &mut null);
+            (!null).then_some(datum)
+        }
+    }
+
+    /// A column as a Rust value (owned types only: the row dies with the connection).
+    pub fn get<T: FromDatum>(&self, row: usize, column: i32) -> Option<T> {
+        let datum = self.datum(row, column)?;
+        // SAFETY: the caller names the type that the statement selects.
+        unsafe { T::from_datum(datum, false) }
+    }
+}

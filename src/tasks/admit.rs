@@ -1,0 +1,435 @@
+//! Admission: the row trigger of the task table.
+//!
+//! Every way a row can come into the table passes here: `fair_enqueue`, INSERT, COPY, a DBA's UPDATE, and the
+//! extension's own updates when a task is put back. The trigger validates, resolves what was left NULL and notes what
+//! the board must know at commit. It is a plain C function: it runs for each row of a bulk load.
+
+use std::cell::Cell;
+
+use pgrx::pg_sys;
+use pgrx::prelude::*;
+
+use super::table::{Catalog, TaskTable, column};
+use crate::board::{OnCommit, QueueRef, effects, stored_priority};
+use crate::errors::{Error, quoted};
+use crate::names::{FairnessKey, NameError, Priority, QueueName, Weight};
+use crate::sfq::{Row, RowPos};
+
+thread_local! {
+    /// Set while the extension hands locked rows to a worker: the claim has told the board itself.
+    static CLAIMING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs the update of a claim, whose rows the trigger lets pass.
+pub fn while_claiming<R>(f: impl FnOnce() -> R) -> R {
+    struct Claiming;
+    impl Drop for Claiming {
+        // Also when an ERROR unwinds: the next statement of the session is an ordinary one.
+        fn drop(&mut self) {
+            CLAIMING.set(false);
+        }
+    }
+    CLAIMING.set(true);
+    let _claiming = Claiming;
+    f()
+}
+
+#[unsafe(no_mangle)]
+#[doc(hidden)]
+pub extern "C" fn pg_finfo_admit_task() -> &'static pg_sys::Pg_finfo_record {
+    const V1: pg_sys::Pg_finfo_record = pg_sys::Pg_finfo_record { api_version: 1 };
+    &V1
+}
+
+/// The trigger function harvest_fair.admit().
+///
+/// # Safety
+/// Called by Postgres as a trigger.
+#[unsafe(no_mangle)]
+#[pg_guard]
+pub unsafe extern "C-unwind" fn admit_task(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
+    // SAFETY: `context` is what Postgres passes to a trigger, checked by its node tag.
+    let data = unsafe {
+        let context = (*fcinfo).context;
+        if context.is_null() || (*context).type_ != pg_sys::NodeTag::T_TriggerData {
+            pgrx::error!("harvest_fair.admit() can only be called as a trigger");
+        }
+        &*context.cast::<pg_sys::TriggerData>()
+    };
+    let tuple = match admit(data) {
+        Ok(tuple) => tuple,
+        Err(error) => error.raise(),
+    };
+    pg_sys::Datum::from(tuple)
+}
+
+fn admit(data: &pg_sys::TriggerData) -> Result<pg_sys::HeapTuple, Error> {
+    let operation = data.tg_event & pg_sys::TRIGGER_EVENT_OPMASK;
+    if operation == pg_sys::TRIGGER_EVENT_TRUNCATE {
+        effects::on_commit(OnCommit::TasksTruncated {
+            scope: Catalog::get()?.scope(),
+        });
+        return Ok(std::ptr::null_mut());
+    }
+    let catalog = Catalog::get()?;
+    // SAFETY: the relation of the trigger is open.
+    let descriptor = unsafe { (*data.tg_relation).rd_att };
+    if operation == pg_sys::TRIGGER_EVENT_INSERT {
+        let row = Fields::of(data.tg_trigtuple, descriptor);
+        let (tuple, row) = resolve(data.tg_trigtuple, descriptor, row, true)?;
+        note(&catalog, &row);
+        if row.is(catalog.running) {
+            count(&catalog, &row, 1);
+        }
+        return Ok(tuple);
+    }
+    if operation == pg_sys::TRIGGER_EVENT_UPDATE && CLAIMING.get() {
+        // What a user's own trigger may update meanwhile is not a claim.
+        if Fields::of(data.tg_newtuple, descriptor).is(catalog.running) {
+            return Ok(data.tg_newtuple);
+        }
+    }
+    let old = Fields::of(data.tg_trigtuple, descriptor);
+    if operation == pg_sys::TRIGGER_EVENT_DELETE {
+        if old.is(catalog.running) {
+            count(&catalog, &old, -1);
+        }
+        return Ok(data.tg_trigtuple);
+    }
+    let new = Fields::of(data.tg_newtuple, descriptor);
+    let (tuple, new) = resolve(data.tg_newtuple, descriptor, new, false)?;
+    note(&catalog, &new);
+    let moved = old.queue() != new.queue() || old.key() != new.key();
+    let (was, is) = (old.is(catalog.running), new.is(catalog.running));
+    if was && (!is || moved) {
+        count(&catalog, &old, -1);
+    }
+    if is && (!was || moved) {
+        count(&catalog, &new, 1);
+    }
+    if is && old.lease_until() != new.lease_until() {
+        let at = new.lease_until().unwrap_or(i64::MIN);
+        effects::on_commit(OnCommit::LeaseDue {
+            queue: new.queue_ref(&catalog),
+            at,
+        });
+    }
+    Ok(tuple)
+}
+
+/// Tells the board at commit that a key has one running task more or less.
+fn count(catalog: &Catalog, row: &Fields, delta: i32) {
+    effects::on_commit(OnCommit::Running {
+        queue: row.queue_ref(catalog),
+        key: row.key().to_owned(),
+        delta,
+    });
+}
+
+/// Notes the lane of a pending row, or that a pinned one must be looked for.
+fn note(catalog: &Catalog, row: &Fields) {
+    if !row.is(catalog.pending) {
+        return;
+    }
+    if row.is_null(column::STICKY_WORKER) {
+        let pos = RowPos {
+            due: row.due(),
+            id: row.id(),
+        };
+        let weight = row.weight();
+        effects::note(
+            catalog.scope(),
+            row.queue(),
+            stored_priority(row.priority()),
+            row.key(),
+            row.band(),
+            Row { pos, weight },
+        );
+    } else {
+        // One before the end of time: there are pinned rows, though none of them ever comes free by itself.
+        let at = row.sticky_until().unwrap_or(i64::MAX - 1);
+        effects::on_commit(OnCommit::UnpinDue {
+            queue: row.queue_ref(catalog),
+            at,
+        });
+    }
+}
+
+/// Checks the fields of a row and fills in what was left NULL. An inserted row takes it from its parent.
+fn resolve(
+    tuple: pg_sys::HeapTuple,
+    descriptor: pg_sys::TupleDesc,
+    mut row: Fields,
+    inserted: bool,
+) -> Result<(pg_sys::HeapTuple, Fields), Error> {
+    let mut changes = Changes::default();
+    if row.is_null(column::QUEUE) {
+        return Err(Error::Null { what: "queue" });
+    }
+    let queue = row.queue();
+    QueueName::parse(queue).map_err(|broken| named("queue name", queue, broken))?;
+
+    // A row that brings another time of enqueueing than now() is a restored one: its parent may come later, or be gone.
+    let restored = row
+        .micros(column::ENQUEUED_AT)
+        .is_some_and(|at| at != transaction_start());
+    let parent = match row.parent_id() {
+        Some(id) if inserted && !restored => Some(Parent::find(id)?),
+        _ => None,
+    };
+    let parent = parent.as_ref();
+
+    if row.is_null(column::FAIRNESS_KEY) {
+        let quota = row
+            .text(column::QUOTA_KEY)
+            .filter(|key| FairnessKey::parse(*key).is_ok());
+        let key = parent
+            .map(|p| p.key.as_str())
+            .or(quota)
+            .unwrap_or("")
+            .to_owned();
+        changes.set(&mut row, column::FAIRNESS_KEY, key.as_str().into_datum());
+    } else if !row.key().is_empty() {
+        let key = row.key();
+        FairnessKey::parse(key).map_err(|broken| named("fairness key", key, broken))?;
+    }
+    if row.is_null(column::PRIORITY) {
+        changes.set(
+            &mut row,
+            column::PRIORITY,
+            parent.map_or(3i16, |p| p.priority).into_datum(),
+        );
+    } else {
+        let priority = row.priority();
+        Priority::new(i64::from(priority))
+            .map_err(|broken| plain("priority", &priority, broken))?;
+    }
+    match row.weight() {
+        Some(weight) => {
+            Weight::new(weight).map_err(|broken| plain("weight", &weight, broken))?;
+        }
+        None => {
+            if let Some(weight) = parent.and_then(|p| p.weight) {
+                changes.set(&mut row, column::WEIGHT, weight.into_datum());
+            }
+        }
+    }
+    if row.is_null(column::SCHEDULED_AT) {
+        changes.set(
+            &mut row,
+            column::SCHEDULED_AT,
+            Some(pg_sys::Datum::from(transaction_start())),
+        );
+    }
+    if row.is_null(column::ENQUEUED_AT) {
+        changes.set(
+            &mut row,
+            column::ENQUEUED_AT,
+            Some(pg_sys::Datum::from(transaction_start())),
+        );
+    }
+    if row.is_null(column::MAX_ATTEMPTS) {
+        changes.set(&mut row, column::MAX_ATTEMPTS, 5i32.into_datum());
+    } else if row.max_attempts() < 1 {
+        return Err(Error::MaxAttempts {
+            value: row.max_attempts(),
+        });
+    }
+    if row.is_null(column::NEW_START) {
+        changes.set(&mut row, column::NEW_START, false.into_datum());
+    }
+    if let Some(worker) = row.text(column::STICKY_WORKER) {
+        super::check_worker(worker)?;
+    }
+    Ok((changes.apply(tuple, descriptor), row))
+}
+
+fn named(what: &'static str, value: &str, broken: NameError) -> Error {
+    Error::Name {
+        what,
+        value: quoted(value),
+        broken,
+    }
+}
+
+fn plain(what: &'static str, value: &dyn std::fmt::Display, broken: NameError) -> Error {
+    Error::Name {
+        what,
+        value: value.to_string(),
+        broken,
+    }
+}
+
+fn transaction_start() -> i64 {
+    // SAFETY: reads the start time of this backend's transaction.
+    unsafe { pg_sys::GetCurrentTransactionStartTimestamp() }
+}
+
+/// What a task inherits.
+struct Parent {
+    key: String,
+    priority: i16,
+    weight: Option<f64>,
+}
+
+impl Parent {
+    fn find(id: i64) -> Result<Parent, Error> {
+        let table = TaskTable::open()?;
+        if !table.find(id) {
+            return Err(Error::UnknownParent { id });
+        }
+        Ok(Parent {
+            key: table.get(column::FAIRNESS_KEY).unwrap_or_default(),
+            priority: table.get(column::PRIORITY).unwrap_or(3),
+            weight: table.get(column::WEIGHT),
+        })
+    }
+}
+
+/// The columns of one row version.
+struct Fields {
+    values: [pg_sys::Datum; column::COUNT],
+    nulls: [bool; column::COUNT],
+}
+
+impl Fields {
+    fn of(tuple: pg_sys::HeapTuple, descriptor: pg_sys::TupleDesc) -> Fields {
+        let mut fields = Fields {
+            values: [pg_sys::Datum::from(0); column::COUNT],
+            nulls: [true; column::COUNT],
+        };
+        // SAFETY: tuple and descriptor belong together; a DBA may have added columns, which get room of their own.
+        unsafe {
+            let columns = (*descriptor).natts as usize;
+            if columns <= column::COUNT {
+                pg_sys::heap_deform_tuple(
+                    tuple,
+                    descriptor,
+                    fields.values.as_mut_ptr(),
+                    fields.nulls.as_mut_ptr(),
+                );
+            } else {
+                let mut values = vec![pg_sys::Datum::from(0); columns];
+                let mut nulls = vec![true; columns];
+                pg_sys::heap_deform_tuple(
+                    tuple,
+                    descriptor,
+                    values.as_mut_ptr(),
+                    nulls.as_mut_ptr(),
+                );
+                fields.values.copy_from_slice(&values[..column::COUNT]);
+                fields.nulls.copy_from_slice(&nulls[..column::COUNT]);
+            }
+        }
+        fields
+    }
+
+    fn is_null(&self, column: usize) -> bool {
+        self.nulls[column - 1]
+    }
+
+    fn get<T: FromDatum>(&self, column: usize) -> Option<T> {
+        // SAFETY: callers name the Rust type of the column.
+        unsafe { T::from_datum(self.values[column - 1], self.nulls[column - 1]) }
+    }
+
+    fn text(&self, column: usize) -> Option<&str> {
+        // SAFETY: callers name text columns; the datum lives as long as the row version.
+        unsafe { <&str>::from_datum(self.values[column - 1], self.nulls[column - 1]) }
+    }
+
+    fn micros(&self, column: usize) -> Option<i64> {
+        (!self.is_null(column)).then(|| self.values[column - 1].value() as i64)
+    }
+
+    fn is(&self, state: pg_sys::Oid) -> bool {
+        self.get::<pg_sys::Oid>(column::STATE) == Some(state)
+    }
+
+    fn id(&self) -> i64 {
+        self.get(column::ID).unwrap_or(i64::MAX)
+    }
+
+    fn queue(&self) -> &str {
+        self.text(column::QUEUE).unwrap_or("")
+    }
+
+    fn queue_ref(&self, catalog: &Catalog) -> QueueRef {
+        QueueRef {
+            scope: catalog.scope(),
+            name: self.queue().to_owned(),
+        }
+    }
+
+    fn key(&self) -> &str {
+        self.text(column::FAIRNESS_KEY).unwrap_or("")
+    }
+
+    fn priority(&self) -> i16 {
+        self.get(column::PRIORITY).unwrap_or(3)
+    }
+
+    fn weight(&self) -> Option<f64> {
+        self.get(column::WEIGHT)
+    }
+
+    fn band(&self) -> u8 {
+        u8::from(self.get(column::NEW_START).unwrap_or(false))
+    }
+
+    fn due(&self) -> i64 {
+        self.micros(column::SCHEDULED_AT).unwrap_or(i64::MAX)
+    }
+
+    fn sticky_until(&self) -> Option<i64> {
+        self.micros(column::STICKY_UNTIL)
+    }
+
+    fn lease_until(&self) -> Option<i64> {
+        self.micros(column::LEASE_UNTIL)
+    }
+
+    fn parent_id(&self) -> Option<i64> {
+        self.get(column::PARENT_ID)
+    }
+
+    fn max_attempts(&self) -> i32 {
+        self.get(column::MAX_ATTEMPTS).unwrap_or(1)
+    }
+}
+
+/// Columns that the trigger fills in.
+#[derive(Default)]
+struct Changes {
+    columns: Vec<i32>,
+    values: Vec<pg_sys::Datum>,
+    nulls: Vec<bool>,
+}
+
+impl Changes {
+    fn set(&mut self, row: &mut Fields, column: usize, value: Option<pg_sys::Datum>) {
+        let datum = value.unwrap_or(pg_sys::Datum::from(0));
+        row.values[column - 1] = datum;
+        row.nulls[column - 1] = value.is_none();
+        self.columns.push(column as i32);
+        self.values.push(datum);
+        self.nulls.push(value.is_none());
+    }
+
+    fn apply(self, tuple: pg_sys::HeapTuple, descriptor: pg_sys::TupleDesc) -> pg_sys::HeapTuple {
+        if self.columns.is_empty() {
+            return tuple;
+        }
+        // SAFETY: the three arrays have one element a changed column, and live through the call, which copies.
+        unsafe {
+            pg_sys::heap_modify_tuple_by_cols(
+                tuple,
+                descriptor,
+                self.columns.len() as i32,
+                self.columns.as_ptr(),
+                self.values.as_ptr(),
+                self.nulls.as_ptr(),
+            )
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Loading: what the board knows of a queue, read from the tables.
+
+use std::time::Instant;
+
+use pgrx::pg_sys;
+
+use super::statements as sql;
+use super::table::TaskTable;
+use crate::board::{self, QueueRef, effects, now, shmem, stored_key, stored_priority};
+use crate::errors::{Error, quoted};
+use crate::names::{QueueName, Weight};
+use crate::sfq::{QueueId, QueueState, Ticks};
+use crate::spi;
+
+use pgrx::IntoDatum;
+
+/// Keys restored under one hold of the lock.
+const KEYS_A_HOLD: usize = 256;
+
+/// The queue on the board, loaded: by this session if nobody has done it yet.
+pub fn ensure_loaded(table: &TaskTable, name: &str) -> Result<QueueId, Error> {
+    let scope = table.catalog.scope();
+    let parsed = QueueName::parse(name).map_err(|broken| Error::Name {
+        what: "queue name",
+        value: quoted(name),
+        broken,
+    })?;
+    loop {
+        let opened = board::with(|sched| {
+            let queue = sched.open_queue(scope, &parsed)?;
+            let state = sched.queue_state(queue);
+            if state == Some(QueueState::Unloaded) {
+                // Marked before anything is read: what commits from now on joins by itself.
+                sched.set_queue_state(queue, QueueState::Loading);
+            }
+            Ok::<_, crate::sfq::Full>((queue, state))
+        });
+        let Ok((queue, state)) = opened else {
+            return Err(Error::TooManyQueues {
+                queue: name.to_owned(),
+                max: crate::config::max_queues(),
+            });
+        };
+        match state {
+            Some(QueueState::Loaded) => return Ok(queue),
+            Some(QueueState::Loading) => wait_for_loader(queue),
+            _ => {
+                load(
+                    table,
+                    queue,
+                    QueueRef {
+                        scope,
+                        name: name.to_owned(),
+                    },
+                );
+                return Ok(queue);
+            }
+        }
+    }
+}
+
+fn wait_for_loader(queue: QueueId) {
+    // SAFETY: the condition variable lies in shared memory; interrupts are served inside the sleep.
+    unsafe { pg_sys::ConditionVariablePrepareToSleep(shmem::loading()) };
+    while board::with(|sched| sched.queue_state(queue)) == Some(QueueState::Loading) {
+        // SAFETY: as above.
+        unsafe { pg_sys::ConditionVariableSleep(shmem::loading(), pg_sys::PG_WAIT_EXTENSION) };
+    }
+    // SAFETY: leaves the condition variable.
+    unsafe { pg_sys::ConditionVariableCancelSleep() };
+}
+
+/// Reads overrides, passes, lanes, running counts and leases of a queue. An error on the way makes the queue
+/// unloaded again (see the abort callback).
+fn load(table: &TaskTable, queue: QueueId, name: QueueRef) {
+    let started = Instant::now();
+    effects::loading(Some(name.clone()));
+    let overrides = read_overrides(&name.name);
+    let passes = read_passes(&name.name);
+    board::with(|sched| {
+        for (key, weight) in &overrides {
+            // No room on the board: the sweep tries again.
+            let _ = sched.set_override(queue, &stored_key(key), Weight::new(*weight).ok());
+        }
+    });
+    let now = now();
+    for chunk in passes.chunks(KEYS_A_HOLD) {
+        board::with(|sched| {
+            for (priority, key, pass, last_start) in chunk {
+                // A key that finds no room starts again at the clock: it has lost no task.
+                let (pass, last_start) = (Ticks::new(*pass), Ticks::new(*last_start));
+                let _ = sched.restore(
+                    queue,
+                    stored_priority(*priority),
+                    &stored_key(key),
+                    pass,
+                    last_start,
+                    now,
+                );
+            }
+        });
+    }
+    table.walk_lanes(&name.name, |priority, key, band, row| {
+        board::with(|sched| {
+            // No room on the board, which has counted it: the sweep tries again.
+            let _ = sched.note(
+                queue,
+                stored_priority(priority),
+                &stored_key(key),
+                band,
+                row,
+                now,
+            );
+        });
+    });
+    count_running(table, queue, &name.name);
+    schedule_reaping(table, queue, &name.name);
+    board::with(|sched| {
+        sched.finish_load(queue);
+        sched.counters(queue).load_micros = started.elapsed().as_micros() as u64;
+    });
+    effects::loading(None);
+    // SAFETY: wakes the sessions that wait for this load.
+    unsafe { pg_sys::ConditionVariableBroadcast(shmem::loading()) };
+}
+
+/// The overrides of a queue as they stand in the table.
+pub fn read_overrides(queue: &str) -> Vec<(String, f64)> {
+    spi::connect(|spi| {
+        let rows = spi.run(&sql::OVERRIDES, &[queue.into_datum()]);
+        (0..rows.len())
+            .filter_map(|i| Some((rows.get(i, 1)?, rows.get(i, 2)?)))
+            .collect()
+    })
+}
+
+fn read_passes(queue: &str) -> Vec<(i16, String, i64, i64)> {
+    spi::connect(|spi| {
+        let rows = spi.run(&sql::KEY_STATES, &[queue.into_datum()]);
+        (0..rows.len())
+            .filter_map(|i| {
+                Some((
+                    rows.get(i, 1)?,
+                    rows.get(i, 2)?,
+                    rows.get(i, 3)?,
+                    rows.get(i, 4)?,
+                ))
+            })
+            .collect()
+    })
+}
+
+/// Sets the running count of each key of the queue to what the table holds.
+fn count_running(table: &TaskTable, queue: QueueId, name: &str) {
+    let mut counts = std::collections::HashMap::<String, i32>::new();
+    table.running(name, |key| *counts.entry(key.to_owned()).or_default() += 1);
+    let counts: Vec<_> = counts.into_iter().collect();
+    for chunk in counts.chunks(KEYS_A_HOLD) {
+        board::with(|sched| {
+            for (key, count) in chunk {
+                sched.set_running(queue, &stored_key(key), *count);
+            }
+        });
+    }
+}
+
+/// Tells the board when the queue's next lease ends, and whether it has pinned rows.
+pub fn schedule_reaping(table: &TaskTable, queue: QueueId, name: &str) {
+    let (_, next_lease) = table.expired_leases(name, i64::MIN, 0);
+    let mut next_pin = None;
+    table.pins(name, |_, until| {
+        let until = until.unwrap_or(i64::MAX - 1);
+        next_pin = Some(next_pin.map_or(until, |n: i64| n.min(until)));
+    });
+    board::with(|sched| {
+        if let Some(at) = next_lease {
+            sched.note_lease_due(queue, at);
+        }
+        if let Some(at) = next_pin {
+            sched.note_unpin_due(queue, at);
+        }
+    });
+}

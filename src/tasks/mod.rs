@@ -1,0 +1,72 @@
+//! The life of a task in the table: admitted, claimed, settled, or taken back.
+//!
+//! - [`table`]: the task table, read directly
+//! - [`statements`]: the task table, written through SQL
+//! - [`admit`]: the row trigger
+//! - [`load`]: what the board knows of a queue, read from the tables
+//! - [`claim`], [`settle`], [`reap`]: what workers and leases do
+//! - [`functions`]: the SQL functions
+
+pub mod admit;
+pub mod claim;
+pub mod functions;
+pub mod load;
+pub mod reap;
+pub mod settle;
+pub mod statements;
+pub mod table;
+
+use pgrx::datum::{Interval, TimestampWithTimeZone};
+use pgrx::pg_sys;
+use pgrx::prelude::ToIsoString;
+
+use crate::errors::{Error, quoted};
+
+const MICROS_PER_DAY: i64 = 86_400_000_000;
+const DAYS_PER_MONTH: i64 = 30;
+
+/// The length of an interval in microseconds, with days of 24 hours and months of 30 days.
+pub fn micros(interval: &Interval) -> i64 {
+    let days = i64::from(interval.months()) * DAYS_PER_MONTH + i64::from(interval.days());
+    days.saturating_mul(MICROS_PER_DAY)
+        .saturating_add(interval.micros())
+}
+
+/// A duration that must not be negative, in microseconds.
+pub fn duration(what: &'static str, interval: &Interval, positive: bool) -> Result<i64, Error> {
+    let length = micros(interval);
+    if length < 0 || (positive && length == 0) {
+        return Err(Error::Duration {
+            what,
+            value: quoted(&interval.clone().to_iso_string()),
+            positive,
+        });
+    }
+    Ok(length)
+}
+
+/// A point in time as a datum, kept within what Postgres can show.
+pub fn timestamp(micros: i64) -> pg_sys::Datum {
+    const END_TIMESTAMP: i64 = 9_223_371_331_200_000_000;
+    pg_sys::Datum::from(micros.min(END_TIMESTAMP - 1))
+}
+
+/// A timestamp as microseconds.
+pub fn time_micros(time: TimestampWithTimeZone) -> i64 {
+    i64::from(time)
+}
+
+/// Checks the name of a worker: 1 to 255 bytes, not blank, no control character.
+pub fn check_worker(worker: &str) -> Result<(), Error> {
+    let bad = worker.is_empty()
+        || worker.len() > 255
+        || worker.chars().any(char::is_control)
+        || worker.chars().all(char::is_whitespace);
+    if bad {
+        Err(Error::Worker {
+            value: worker.to_owned(),
+        })
+    } else {
+        Ok(())
+    }
+}
