@@ -214,11 +214,8 @@ impl Node {
     /// Rule 5: takes back a charge, but never below the clock, which stays.
     pub fn undo(&mut self, members: &mut impl Members, slot: u32, step: Ticks) {
         self.touch();
-        let pass = members.member(slot).pass;
-        // A pass below the clock belongs to an idle member; the next join lifts it.
-        if pass > self.clock {
-            self.set_pass(members, slot, pass.minus(step).max(self.clock));
-        }
+        let pass = members.member(slot).pass.minus(step).max(self.clock);
+        self.set_pass(members, slot, pass);
     }
 
     /// Rule 6, when a task turned out dearer than it was charged.

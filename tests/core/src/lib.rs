@@ -1,7 +1,10 @@
-//! The parts of the extension that need no Postgres, compiled on their own so that they can be tested by the million, and
-//! the naive model that they are tested against.
+//! The parts of the extension that need no Postgres, compiled on their own so that they can be tested by the million; the
+//! naive model that they are tested against; and an in-memory board and table to drive them with.
 
 #[path = "../../../src/names.rs"]
 pub mod names;
 #[path = "../../../src/sfq/mod.rs"]
 pub mod sfq;
+
+pub mod harness;
+pub mod model;
