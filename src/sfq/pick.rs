@@ -155,8 +155,8 @@ impl Sched<'_> {
         let mut slot = tier.node.first(&self.entries);
         while slot != NIL {
             let entry = self.entries.get(slot);
-            let pass = entry.member.pass;
-            if best.is_some_and(|(smallest, ..)| smallest < pass) {
+            let start = tier.node.start_of(&entry.member);
+            if best.is_some_and(|(smallest, ..)| smallest < start) {
                 break;
             }
             if !is_due(entry, entry.front, now) {
@@ -164,12 +164,13 @@ impl Sched<'_> {
             }
             for (band, lane) in (0u8..).zip(&entry.lanes) {
                 if lane.is_open() && lane.head.is_due(now) && !self.is_in(excluded, slot, band) {
-                    let candidate = (pass, rank_of(lane.head, band, queue.handicap), slot, band);
+                    let candidate = (start, rank_of(lane.head, band, queue.handicap), slot, band);
                     best = Some(best.map_or(candidate, |other| candidate.min(other)));
                 }
             }
-            // Entries stand in the order of their front lanes: none that follows can be before this one.
-            if !self.is_in(excluded, slot, entry.front) {
+            // Entries stand in the order of pass and front lane, so none that follows can be before this one; except
+            // that all passes behind the clock count as the clock.
+            if entry.member.pass >= tier.node.clock() && !self.is_in(excluded, slot, entry.front) {
                 break;
             }
             slot = tier.node.next(&self.entries, slot);
@@ -224,7 +225,7 @@ impl Sched<'_> {
         let node = &mut record.tiers.get_mut(priority.index())?.node;
         let entry = self.entries.get_mut(slot);
         entry.in_flight += 1;
-        let start = entry.member.pass;
+        let start = node.start_of(&entry.member);
         if taken.exact() {
             let tenant = self.tenants.get_mut(entry.tenant);
             tenant.running = tenant.running.saturating_add(1);
@@ -272,10 +273,6 @@ impl Sched<'_> {
     /// The expected row has been locked. `clean`: no row from `pick.cursor` on is held by somebody else. `next`:
     /// what follows it, as of the claimer's snapshot.
     pub fn confirm(&mut self, pick: &Pick, clean: bool, next: Next, now: i64) {
-        let slot = self.live(pick.epoch, pick.entry);
-        if slot != NIL && pick.charged.is_some() {
-            self.with_node(slot, |node, entries| node.lift(entries));
-        }
         self.update_lane(pick, now, |lane, taken| lane.confirm(taken, clean, next));
     }
 
@@ -329,10 +326,7 @@ impl Sched<'_> {
             self.mark_dirty_slot(slot);
             self.counters(charge.queue).refunds += 1;
         }
-        if let Some(lane) = self.lane_mut(slot, charge.band) {
-            lane.note(charge.row);
-        }
-        self.refresh(slot, now);
+        self.note_row(slot, charge.band, charge.row, now);
     }
 
     /// The slot of an entry that a pick or charge refers to, [`NIL`] if that is stale.

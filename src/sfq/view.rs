@@ -98,7 +98,8 @@ impl Sched<'_> {
     fn entry_view(&self, queue: &QueueRec, slot: u32) -> Option<EntryView<'_>> {
         let entry = self.entries.get(slot);
         let tenant = self.tenants.get(entry.tenant);
-        let clock = queue.tiers.get(usize::from(entry.tier))?.node.clock();
+        let node = &queue.tiers.get(usize::from(entry.tier))?.node;
+        let (clock, start) = (node.clock(), node.start_of(&entry.member));
         let eligible = entry.member.is_eligible();
         let front = entry
             .lanes
@@ -111,7 +112,11 @@ impl Sched<'_> {
             pass: entry.member.pass,
             last_start: entry.member.last_start,
             clock,
-            lag: entry.member.pass.minus(clock),
+            lag: if eligible {
+                start.minus(clock)
+            } else {
+                entry.member.pass.minus(clock)
+            },
             running: tenant.running,
             eligible,
             head_due: front.filter(|_| eligible).map(|lane| lane.head.due),

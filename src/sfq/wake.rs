@@ -107,15 +107,22 @@ impl Sched<'_> {
             });
         }
         let slot = self.entry_or_new(queue, priority, key, now)?;
-        if let Some(lane) = self.lane_mut(slot, band.min(1)) {
-            lane.note(row);
-        }
-        self.refresh(slot, now);
+        self.note_row(slot, band.min(1), row, now);
         let entry = self.entries.get(slot);
         Ok(Noted {
             eligible: entry.member.is_eligible(),
             wake: (entry.wake != i64::MAX).then_some(entry.wake),
         })
+    }
+
+    pub(super) fn note_row(&mut self, slot: u32, band: u8, row: Row, now: i64) {
+        if let Some(lane) = self.lane_mut(slot, band) {
+            lane.note(row);
+        }
+        if row.pos.is_due(now) {
+            self.with_node(slot, |node, entries| node.lift(entries, slot));
+        }
+        self.refresh(slot, now);
     }
 
     /// Wakes the keys whose rows have come due. O(log K) for each.

@@ -139,6 +139,13 @@ impl Model {
         self.eligible = eligible;
     }
 
+    /// A key joins though it has no row: it had one, and nobody has noticed yet that it is gone.
+    pub fn join_in_error(&mut self, priority: u8, key: &str) {
+        let clock = self.clock(priority);
+        let pass = self.touch(priority, key);
+        *pass = (*pass).max(clock);
+    }
+
     /// Rules 2 to 4.
     pub fn claim(&mut self, now: i64) -> Option<Claim> {
         self.settle(now);

@@ -434,7 +434,7 @@ impl World {
                 name,
                 tier
             );
-            // The core may think more eligible than are, when rows vanish behind its back; never less.
+            // More keys than are eligible may be thought so; never fewer.
             prop_assert!(
                 eligible || !self.model.is_eligible(tier, &name),
                 "{:?} is missed",
