@@ -4,12 +4,12 @@
 -- Enqueue ----------------------------------------------------------------------------------------
 
 CREATE FUNCTION fair_enqueue(
-    queue text, payload jsonb DEFAULT '{}', fairness_key text DEFAULT NULL, priority smallint DEFAULT NULL,
+    queue text, payload jsonb DEFAULT '{}', fairness_key text DEFAULT NULL, priority integer DEFAULT NULL,
     weight float8 DEFAULT NULL, scheduled_at timestamptz DEFAULT NULL, parent_id bigint DEFAULT NULL,
     quota_key text DEFAULT NULL, sticky_worker text DEFAULT NULL, sticky_for interval DEFAULT NULL,
     new_start boolean DEFAULT false, max_attempts integer DEFAULT NULL)
 RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair_enqueue_wrapper';
-COMMENT ON FUNCTION fair_enqueue(text, jsonb, text, smallint, float8, timestamptz, bigint, text, text, interval, boolean, integer) IS
+COMMENT ON FUNCTION fair_enqueue(text, jsonb, text, integer, float8, timestamptz, bigint, text, text, interval, boolean, integer) IS
     'Adds a task to a queue and returns its id; claimable once the transaction commits and scheduled_at has come';
 
 -- Claim ------------------------------------------------------------------------------------------
@@ -64,16 +64,16 @@ COMMENT ON FUNCTION fair_retry(bigint) IS 'Makes a failed or cancelled task pend
 
 -- Dispatchers with a claim query of their own ----------------------------------------------------
 
-CREATE FUNCTION fair_charge(queue text, fairness_key text, cost float8 DEFAULT 1, priority smallint DEFAULT 3)
+CREATE FUNCTION fair_charge(queue text, fairness_key text, cost float8 DEFAULT 1, priority integer DEFAULT 3)
 RETURNS TABLE (queue text, fairness_key text, priority smallint, weight float8, start float8, pass float8, clock float8, lag float8)
 LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair_charge_wrapper';
-COMMENT ON FUNCTION fair_charge(text, text, float8, smallint) IS
+COMMENT ON FUNCTION fair_charge(text, text, float8, integer) IS
     'Charges a key as a claim of that cost would, in units of virtual time; never moves the clock; undone when the transaction aborts';
 
-CREATE FUNCTION fair_lag(queue text, priority smallint DEFAULT NULL)
+CREATE FUNCTION fair_lag(queue text, priority integer DEFAULT NULL)
 RETURNS TABLE (queue text, priority smallint, fairness_key text, weight float8, pass float8, clock float8, lag float8)
 LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair_lag_wrapper';
-COMMENT ON FUNCTION fair_lag(text, smallint) IS
+COMMENT ON FUNCTION fair_lag(text, integer) IS
     'The lag map of a queue: how far each key on the board is ahead of its tier''s clock, in units; a key that is missing has lag 0';
 
 -- Policy -----------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ SET search_path = pg_catalog, pg_temp AS $fair_grant$
 DECLARE
     -- Grants are data: which function belongs to which bundle.
     granted CONSTANT text[] := ARRAY[
-        ['producer', '@extschema@.fair_enqueue(text, jsonb, text, smallint, float8, timestamptz, bigint, text, text, interval, boolean, integer)'],
+        ['producer', '@extschema@.fair_enqueue(text, jsonb, text, integer, float8, timestamptz, bigint, text, text, interval, boolean, integer)'],
         ['worker', '@extschema@.fair_claim(text, text, integer, interval)'],
         ['worker', '@extschema@.fair_claim(text[], text, integer, interval)'],
         ['worker', '@extschema@.fair_complete(bigint, bigint, float8)'],
@@ -127,11 +127,11 @@ DECLARE
         ['worker', '@extschema@.fair_release(bigint, bigint)'],
         ['worker', '@extschema@.fair_release(bigint[], bigint[])'],
         ['worker', '@extschema@.fair_extend(bigint, bigint, interval)'],
-        ['worker', '@extschema@.fair_charge(text, text, float8, smallint)'],
-        ['worker', '@extschema@.fair_lag(text, smallint)'],
+        ['worker', '@extschema@.fair_charge(text, text, float8, integer)'],
+        ['worker', '@extschema@.fair_lag(text, integer)'],
         ['admin', '@extschema@.fair_cancel(bigint)'],
         ['admin', '@extschema@.fair_retry(bigint)'],
-        ['admin', '@extschema@.fair_lag(text, smallint)'],
+        ['admin', '@extschema@.fair_lag(text, integer)'],
         ['admin', '@extschema@.fair_set_weight(text, text, float8, text)'],
         ['admin', '@extschema@.fair_clear_weight(text, text, text)'],
         ['admin', '@extschema@.fair_weights(text)'],
@@ -141,10 +141,13 @@ DECLARE
     i integer;
 BEGIN
     IF role IS NULL THEN
-        RAISE EXCEPTION 'role must not be null' USING ERRCODE = 'invalid_parameter_value';
+        RAISE EXCEPTION 'role must not be null' USING ERRCODE = 'null_value_not_allowed';
     END IF;
-    IF bundle IS NULL OR bundle NOT IN ('producer', 'worker', 'admin') THEN
-        RAISE EXCEPTION 'unknown bundle: %', COALESCE(pg_catalog.quote_literal(bundle), 'null')
+    IF bundle IS NULL THEN
+        RAISE EXCEPTION 'bundle must not be null' USING ERRCODE = 'null_value_not_allowed';
+    END IF;
+    IF bundle NOT IN ('producer', 'worker', 'admin') THEN
+        RAISE EXCEPTION 'unknown bundle: %', pg_catalog.quote_literal(bundle)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'The bundles are producer, worker and admin.';
     END IF;
     EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA harvest_fair TO %s', role);

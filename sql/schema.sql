@@ -78,15 +78,16 @@ COMMENT ON COLUMN harvest_fair.task.finished_at IS 'when it became completed, fa
 
 -- The order of each lane: one descent finds a lane's first row after a cursor.
 CREATE INDEX task_lane ON harvest_fair.task (queue, priority, fairness_key, new_start, scheduled_at, id)
-    WHERE state = 'pending' AND sticky_worker IS NULL;
+    WHERE state OPERATOR(pg_catalog.=) 'pending' AND sticky_worker IS NULL;
 -- Pinned rows, by the worker they wait for.
 CREATE INDEX task_pinned ON harvest_fair.task (queue, sticky_worker, priority, scheduled_at, id)
-    WHERE state = 'pending' AND sticky_worker IS NOT NULL;
+    WHERE state OPERATOR(pg_catalog.=) 'pending' AND sticky_worker IS NOT NULL;
 -- Leases in the order they run out.
-CREATE INDEX task_lease ON harvest_fair.task (queue, lease_until) WHERE state = 'running';
+CREATE INDEX task_lease ON harvest_fair.task (queue, lease_until)
+    WHERE state OPERATOR(pg_catalog.=) 'running';
 -- Finished tasks in the order retention deletes them.
 CREATE INDEX task_finished ON harvest_fair.task (finished_at)
-    WHERE state IN ('completed', 'failed', 'cancelled');
+    WHERE state OPERATOR(pg_catalog.=) ANY (ARRAY['completed', 'failed', 'cancelled']::harvest_fair.task_state[]);
 
 CREATE TABLE harvest_fair.weight (
     queue        text COLLATE pg_catalog."C" NOT NULL,
@@ -154,7 +155,7 @@ CREATE TRIGGER admit BEFORE INSERT OR UPDATE ON harvest_fair.task
     FOR EACH ROW EXECUTE FUNCTION harvest_fair.admit();
 -- A running row that is deleted by hand gives its place under the cap back; deleting others concerns nobody.
 CREATE TRIGGER depart BEFORE DELETE ON harvest_fair.task
-    FOR EACH ROW WHEN (old.state = 'running') EXECUTE FUNCTION harvest_fair.admit();
+    FOR EACH ROW WHEN (old.state OPERATOR(pg_catalog.=) 'running') EXECUTE FUNCTION harvest_fair.admit();
 CREATE TRIGGER depart_all AFTER TRUNCATE ON harvest_fair.task
     FOR EACH STATEMENT EXECUTE FUNCTION harvest_fair.admit();
 

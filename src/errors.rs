@@ -9,11 +9,7 @@ use crate::names::NameError;
 #[derive(Debug)]
 pub enum Error {
     /// A queue name, key, priority, weight or cost that breaks its rule; the value as given.
-    Name {
-        what: &'static str,
-        value: String,
-        broken: NameError,
-    },
+    Name { value: String, broken: NameError },
     /// An argument that must not be NULL.
     Null { what: &'static str },
     /// A worker name that is blank, too long or not printable.
@@ -46,6 +42,8 @@ pub enum Error {
     },
     /// A call in a read-only transaction or on a standby.
     ReadOnly { function: &'static str },
+    /// `sticky_for` without a `sticky_worker`.
+    StickyFor,
     /// PREPARE TRANSACTION after a claim or settlement.
     Prepare,
     /// The 1,001st override of a queue.
@@ -97,17 +95,20 @@ impl Error {
             | Error::MaxTasks { .. }
             | Error::MaxAttempts { .. }
             | Error::Duration { .. }
+            | Error::StickyFor
             | Error::DefaultKeyWeight => ERRCODE_INVALID_PARAMETER_VALUE,
         }
     }
 
     fn message(&self) -> String {
         match self {
-            Error::Name {
-                what,
-                value,
-                broken,
-            } => format!("invalid {what}: {value} {}", broken.message()),
+            Error::Name { value, broken } => match broken {
+                // These do not show the value themselves.
+                NameError::Blank(_) | NameError::TooLong { .. } | NameError::NotUtf8(_) => {
+                    format!("{}: {}", broken.message(), quoted(value))
+                }
+                _ => broken.message(),
+            },
             Error::Null { what } => format!("{what} must not be null"),
             Error::Worker { value } => format!("invalid worker name: {}", quoted(value)),
             Error::MaxTasks { value, max } => {
@@ -141,11 +142,13 @@ impl Error {
                 format!("cannot execute {function} in a read-only transaction")
             }
             Error::Prepare => {
-                "cannot prepare a transaction that has claimed or settled tasks".into()
+                "cannot prepare a transaction that has claimed or settled tasks, or changed weights"
+                    .into()
             }
             Error::TooManyWeights { queue, max } => {
                 format!("queue {} already has {max} weight overrides", quoted(queue))
             }
+            Error::StickyFor => "sticky_for needs a sticky_worker".into(),
             Error::DefaultKeyWeight => "the default key cannot have a weight override".into(),
             Error::TooManyQueues { queue, max } => {
                 format!(
@@ -181,10 +184,11 @@ impl Error {
                 "Start the transaction with BEGIN ISOLATION LEVEL READ COMMITTED, or check default_transaction_isolation."
                     .into()
             }
-            Error::Prepare => "Commit the claim before you prepare, or claim outside of the prepared transaction.".into(),
+            Error::Prepare => "Do so in a transaction of its own; one that only enqueues tasks can be prepared.".into(),
             Error::TooManyWeights { max, .. } => {
                 format!("A queue can have {max} overrides. Clear one, or give tasks a weight of their own.")
             }
+            Error::StickyFor => "Name the worker that the task waits for.".into(),
             Error::DefaultKeyWeight => "Its weight is always 1. Give the tasks a fairness key.".into(),
             Error::TooManyQueues { .. } => "Raise harvest_fair.max_queues and restart the server.".into(),
             Error::BoardFull { .. } => "Raise harvest_fair.max_keys and restart the server.".into(),

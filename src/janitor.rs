@@ -12,7 +12,7 @@ mod flush;
 mod retention;
 mod sweep;
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder, SignalWakeFlags};
@@ -21,7 +21,7 @@ use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
 
 use crate::board::shmem::{self, JanitorSlot};
-use crate::board::{self, QueueRef, now};
+use crate::board::{self, QueueRef, now, wait};
 use crate::config;
 use crate::observe::state::of_scope;
 use crate::tasks::reap::reap;
@@ -136,7 +136,12 @@ pub extern "C-unwind" fn harvest_fair_janitor(scope: pg_sys::Datum) {
     BackgroundWorker::connect_worker_to_spi_by_oid(Some(database), None);
     match rounds(scope, database) {
         End::Shutdown => round(|| flush::flush(scope)),
-        End::Extension => board::with(|sched| sched.drop_scope(scope)),
+        End::Extension => {
+            let queues = of_scope(scope);
+            board::with(|sched| sched.drop_scope(scope));
+            // Whoever waits for tasks of a table that is gone learns of it.
+            queues.iter().for_each(|(queue, _)| wait::wake_all(*queue));
+        }
         End::Database => {}
     }
 }
@@ -155,10 +160,35 @@ fn round<R>(f: impl FnOnce() -> R) -> R {
     }
 }
 
+/// Whether the janitor was told to end. Remembers it: asking the background worker resets its flag.
+fn stopping() -> bool {
+    static STOPPING: AtomicBool = AtomicBool::new(false);
+    if BackgroundWorker::sigterm_received() {
+        STOPPING.store(true, Ordering::Relaxed);
+    }
+    STOPPING.load(Ordering::Relaxed)
+}
+
+/// Sleeps, unless the janitor was told to end.
+fn pause(length: Duration) {
+    // SAFETY: waits on this process's own latch; a death of the postmaster ends the process.
+    unsafe {
+        let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
+        pg_sys::WaitLatch(
+            pg_sys::MyLatch,
+            events as i32,
+            length.as_millis() as i64,
+            pg_sys::PG_WAIT_EXTENSION,
+        );
+        pg_sys::ResetLatch(pg_sys::MyLatch);
+    }
+    pgrx::check_for_interrupts!();
+}
+
 fn rounds(scope: u64, database: pg_sys::Oid) -> End {
     let (mut next_flush, mut next_sweep) = (now() + config::flush_interval(), now());
     loop {
-        if BackgroundWorker::sigterm_received() {
+        if stopping() {
             return End::Shutdown;
         }
         if BackgroundWorker::sighup_received() {
@@ -176,7 +206,8 @@ fn rounds(scope: u64, database: pg_sys::Oid) -> End {
         if now() >= next_sweep {
             let full = sweep::sweep(scope);
             round(|| flush::prune(scope));
-            while round(retention::delete_batch) && !BackgroundWorker::sigterm_received() {}
+            round(forget_dropped_databases);
+            while round(retention::delete_batch) && !stopping() {}
             // Keys without room take the place of the next ones that have no work left.
             let pause = config::sweep_interval();
             next_sweep = now()
@@ -187,10 +218,10 @@ fn rounds(scope: u64, database: pg_sys::Oid) -> End {
                 };
         }
         let due = next_flush.min(next_sweep).saturating_sub(now()).max(0);
-        BackgroundWorker::wait_latch(Some(
+        pause(
             TICK.min(Duration::from_micros(due as u64))
                 .max(Duration::from_millis(10)),
-        ));
+        );
     }
 }
 
@@ -212,6 +243,30 @@ fn look_around(scope: u64, database: pg_sys::Oid) -> Option<End> {
     // SAFETY: within a transaction, whose end gives the lock back.
     let got = unsafe { pg_sys::LockAcquire(&tag, pg_sys::RowExclusiveLock as i32, false, true) };
     (got == pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL).then_some(End::Database)
+}
+
+/// Frees what the board holds of databases that are gone; any janitor does it for all.
+fn forget_dropped_databases() {
+    let mut scopes = Vec::new();
+    board::with(|sched| sched.queues(|queue| scopes.push(queue.scope)));
+    scopes.sort_unstable();
+    scopes.dedup();
+    for scope in scopes {
+        let database = pg_sys::Oid::from((scope >> 32) as u32);
+        // SAFETY: a system cache look-up within a transaction.
+        let exists = unsafe {
+            pg_sys::SearchSysCacheExists(
+                pg_sys::SysCacheIdentifier::DATABASEOID as i32,
+                pg_sys::Datum::from(database),
+                pg_sys::Datum::from(0),
+                pg_sys::Datum::from(0),
+                pg_sys::Datum::from(0),
+            )
+        };
+        if !exists {
+            board::with(|sched| sched.drop_scope(scope));
+        }
+    }
 }
 
 /// Takes back what has run out on the queues of the board.

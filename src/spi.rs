@@ -76,7 +76,6 @@ impl Spi {
             Rows {
                 table,
                 count,
-                processed: pg_sys::SPI_processed,
                 _spi: self,
             }
         }
@@ -112,7 +111,6 @@ fn plan(statement: &'static Statement) -> pg_sys::SPIPlanPtr {
 pub struct Rows<'a> {
     table: *mut pg_sys::SPITupleTable,
     count: usize,
-    processed: u64,
     _spi: &'a Spi,
 }
 
@@ -120,11 +118,6 @@ impl Rows<'_> {
     /// How many rows came back.
     pub fn len(&self) -> usize {
         self.count
-    }
-
-    /// How many rows the statement touched, with or without RETURNING.
-    pub fn processed(&self) -> u64 {
-        self.processed
     }
 
     /// The raw datum of a column (from 1) of a row (from 0); valid until the connection ends.

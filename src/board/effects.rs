@@ -242,6 +242,10 @@ enum Wake {
 }
 
 fn wake(wakes: &[Wake]) {
+    // Whoever lines up from now on finds on the board what these wake-ups are about.
+    if wakes.is_empty() || !shmem::anyone_waiting() {
+        return;
+    }
     for wake in wakes {
         match wake {
             Wake::One(queue) => wait::wake_one(*queue),
@@ -397,7 +401,9 @@ fn apply(sched: &mut Sched, effect: OnCommit, now: i64, wakes: &mut Vec<Wake>) {
         OnCommit::Running { queue, key, delta } => {
             if let Some(queue) = find_live(sched, &queue) {
                 sched.running_delta(queue, &stored_key(&key), delta, now);
-                wakes.push(Wake::One(queue));
+                if sched.has_eligible(queue) {
+                    wakes.push(Wake::One(queue));
+                }
             }
         }
         OnCommit::Override { queue, key, weight } => {
@@ -457,15 +463,26 @@ unsafe extern "C-unwind" fn at_transaction_end(
         XACT_EVENT_ABORT => shielded(|e| e.abort(None)),
         // The only event at which an error is allowed: nothing is prepared yet.
         XACT_EVENT_PRE_PREPARE => {
+            // What only hastens the sweep may be lost: it finds the rows, the pins and the leases.
+            let lost = |effect: &OnCommit| {
+                !matches!(
+                    effect,
+                    OnCommit::UnpinDue { .. } | OnCommit::LeaseDue { .. }
+                )
+            };
             let acted = EFFECTS.with_borrow(|e| {
-                !(e.claims.is_empty() && e.charges.is_empty() && e.on_commit.is_empty())
+                !(e.claims.is_empty() && e.charges.is_empty())
+                    || e.on_commit.iter().any(|(_, effect)| lost(effect))
             });
             if acted {
                 Error::Prepare.raise();
             }
         }
         // The sweep finds the rows once the transaction is committed.
-        XACT_EVENT_PREPARE => shielded(|e| e.notes.clear()),
+        XACT_EVENT_PREPARE => shielded(|e| {
+            e.notes.clear();
+            e.on_commit.clear();
+        }),
         _ => {}
     }
 }

@@ -7,7 +7,7 @@
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
@@ -45,6 +45,9 @@ pub fn sweep(scope: u64) -> bool {
     });
     let mut full = false;
     for (queue, name) in queues {
+        if super::stopping() {
+            break;
+        }
         full |= sweep_queue(queue, &name);
     }
     full
@@ -70,7 +73,10 @@ fn sweep_queue(queue: QueueId, name: &str) -> bool {
         warn_if_full(name, false);
         return false;
     }
-    std::thread::sleep(PAUSE);
+    let until = Instant::now() + PAUSE;
+    while Instant::now() < until && !super::stopping() {
+        super::pause(until.saturating_duration_since(Instant::now()));
+    }
     let mut healed = 0;
     let mut left_out = 0;
     round(|| {

@@ -5,20 +5,13 @@ use pgrx::prelude::*;
 
 use crate::board::{self, effects, now, stored_key};
 use crate::errors::{Error, quoted};
-use crate::names::{Cost, FairnessKey, Priority};
+use crate::names::{Cost, FairnessKey};
+use crate::sfq::Ticks;
 use crate::tasks::claim::check_transaction;
-use crate::tasks::functions::{queue_name, required};
+use crate::tasks::functions::{check_priority, queue_name, required};
 use crate::tasks::load::ensure_loaded;
 use crate::tasks::table::{Catalog, TaskTable};
 use crate::{config, janitor};
-
-fn check_priority(priority: i16) -> Result<Priority, Error> {
-    Priority::new(i64::from(priority)).map_err(|broken| Error::Name {
-        what: "priority",
-        value: priority.to_string(),
-        broken,
-    })
-}
 
 type LagRow = (String, i16, String, f64, f64, f64, f64);
 
@@ -26,7 +19,7 @@ type LagRow = (String, i16, String, f64, f64, f64, f64);
 #[pg_extern(sql = false)]
 fn fair_lag(
     queue: Option<&str>,
-    priority: Option<i16>,
+    priority: Option<i32>,
 ) -> Result<
     TableIterator<
         'static,
@@ -60,7 +53,7 @@ fn fair_lag(
                     entry.weight,
                     entry.pass.units(),
                     entry.clock.units(),
-                    entry.lag.units(),
+                    entry.lag.max(Ticks::ZERO).units(),
                 ));
             }
         });
@@ -69,15 +62,13 @@ fn fair_lag(
     Ok(TableIterator::new(rows))
 }
 
-type ChargeRow = (String, String, i16, f64, f64, f64, f64, f64);
-
 /// `fair_charge(queue, fairness_key, cost, priority)`.
 #[pg_extern(sql = false)]
 fn fair_charge(
     queue: Option<&str>,
     fairness_key: Option<&str>,
     cost: Option<f64>,
-    priority: Option<i16>,
+    priority: Option<i32>,
 ) -> Result<
     TableIterator<
         'static,
@@ -96,18 +87,16 @@ fn fair_charge(
 > {
     let name = required("queue", queue)?;
     queue_name(name)?;
-    // As in the table: no key is the default key.
-    let key = fairness_key.unwrap_or("");
-    if !key.is_empty() {
+    // Null is the default key.
+    if let Some(key) = fairness_key {
         FairnessKey::parse(key).map_err(|broken| Error::Name {
-            what: "fairness key",
             value: quoted(key),
             broken,
         })?;
     }
+    let key = fairness_key.unwrap_or("");
     let cost = required("cost", cost)?;
     Cost::of_claim(cost).map_err(|broken| Error::Name {
-        what: "cost",
         value: cost.to_string(),
         broken,
     })?;

@@ -6,7 +6,7 @@ use pgrx::prelude::*;
 
 use crate::board::{self, now};
 use crate::janitor;
-use crate::sfq::QueueId;
+use crate::sfq::{QueueId, Ticks};
 use crate::tasks::functions::queue_name;
 use crate::tasks::load::ensure_loaded;
 use crate::tasks::table::{Catalog, TaskTable};
@@ -77,7 +77,8 @@ fn fair_state(
                     entry.pass.units(),
                     entry.last_start.units(),
                     entry.clock.units(),
-                    entry.lag.units(),
+                    // A key that is behind the clock joins at it.
+                    entry.lag.max(Ticks::ZERO).units(),
                     i64::from(entry.running),
                     entry.eligible,
                     waiting_for,

@@ -51,7 +51,6 @@ fn check_key(key: &str) -> Result<(), Error> {
     FairnessKey::parse(key)
         .map(|_| ())
         .map_err(|broken| Error::Name {
-            what: "fairness key",
             value: quoted(key),
             broken,
         })
@@ -59,7 +58,6 @@ fn check_key(key: &str) -> Result<(), Error> {
 
 fn check_weight(weight: f64) -> Result<Weight, Error> {
     Weight::new(weight).map_err(|broken| Error::Name {
-        what: "weight",
         value: weight.to_string(),
         broken,
     })

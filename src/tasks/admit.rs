@@ -9,8 +9,11 @@ use std::cell::Cell;
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
+use super::load::NEVER;
 use super::table::{Catalog, TaskTable, column};
-use crate::board::{OnCommit, QueueRef, effects, stored_priority};
+use super::timestamp;
+use crate::board::{OnCommit, QueueRef, effects, now, stored_priority};
+use crate::config;
 use crate::errors::{Error, quoted};
 use crate::names::{FairnessKey, NameError, Priority, QueueName, Weight};
 use crate::sfq::{Row, RowPos};
@@ -76,10 +79,11 @@ fn admit(data: &pg_sys::TriggerData) -> Result<pg_sys::HeapTuple, Error> {
     let descriptor = unsafe { (*data.tg_relation).rd_att };
     if operation == pg_sys::TRIGGER_EVENT_INSERT {
         let row = Fields::of(data.tg_trigtuple, descriptor);
-        let (tuple, row) = resolve(data.tg_trigtuple, descriptor, row, true)?;
+        let (tuple, row) = resolve(data.tg_trigtuple, descriptor, row, &catalog, true)?;
         note(&catalog, &row);
         if row.is(catalog.running) {
             count(&catalog, &row, 1);
+            note_lease(&catalog, &row);
         }
         return Ok(tuple);
     }
@@ -97,7 +101,7 @@ fn admit(data: &pg_sys::TriggerData) -> Result<pg_sys::HeapTuple, Error> {
         return Ok(data.tg_trigtuple);
     }
     let new = Fields::of(data.tg_newtuple, descriptor);
-    let (tuple, new) = resolve(data.tg_newtuple, descriptor, new, false)?;
+    let (tuple, new) = resolve(data.tg_newtuple, descriptor, new, &catalog, false)?;
     note(&catalog, &new);
     let moved = old.queue() != new.queue() || old.key() != new.key();
     let (was, is) = (old.is(catalog.running), new.is(catalog.running));
@@ -108,11 +112,7 @@ fn admit(data: &pg_sys::TriggerData) -> Result<pg_sys::HeapTuple, Error> {
         count(&catalog, &new, 1);
     }
     if is && old.lease_until() != new.lease_until() {
-        let at = new.lease_until().unwrap_or(i64::MIN);
-        effects::on_commit(OnCommit::LeaseDue {
-            queue: new.queue_ref(&catalog),
-            at,
-        });
+        note_lease(&catalog, &new);
     }
     Ok(tuple)
 }
@@ -123,6 +123,15 @@ fn count(catalog: &Catalog, row: &Fields, delta: i32) {
         queue: row.queue_ref(catalog),
         key: row.key().to_owned(),
         delta,
+    });
+}
+
+/// Tells the board at commit when a running row's lease ends.
+fn note_lease(catalog: &Catalog, row: &Fields) {
+    let at = row.lease_until().unwrap_or(i64::MIN);
+    effects::on_commit(OnCommit::LeaseDue {
+        queue: row.queue_ref(catalog),
+        at,
     });
 }
 
@@ -146,8 +155,7 @@ fn note(catalog: &Catalog, row: &Fields) {
             Row { pos, weight },
         );
     } else {
-        // One before the end of time: there are pinned rows, though none of them ever comes free by itself.
-        let at = row.sticky_until().unwrap_or(i64::MAX - 1);
+        let at = row.sticky_until().unwrap_or(NEVER);
         effects::on_commit(OnCommit::UnpinDue {
             queue: row.queue_ref(catalog),
             at,
@@ -160,6 +168,7 @@ fn resolve(
     tuple: pg_sys::HeapTuple,
     descriptor: pg_sys::TupleDesc,
     mut row: Fields,
+    catalog: &Catalog,
     inserted: bool,
 ) -> Result<(pg_sys::HeapTuple, Fields), Error> {
     let mut changes = Changes::default();
@@ -167,7 +176,7 @@ fn resolve(
         return Err(Error::Null { what: "queue" });
     }
     let queue = row.queue();
-    QueueName::parse(queue).map_err(|broken| named("queue name", queue, broken))?;
+    QueueName::parse(queue).map_err(|broken| named(queue, broken))?;
 
     // A row that brings another time of enqueueing than now() is a restored one: its parent may come later, or be gone.
     let restored = row
@@ -191,7 +200,7 @@ fn resolve(
         changes.set(&mut row, column::FAIRNESS_KEY, key.as_str().into_datum());
     } else if !row.key().is_empty() {
         let key = row.key();
-        FairnessKey::parse(key).map_err(|broken| named("fairness key", key, broken))?;
+        FairnessKey::parse(key).map_err(|broken| named(key, broken))?;
     }
     if row.is_null(column::PRIORITY) {
         changes.set(
@@ -201,12 +210,11 @@ fn resolve(
         );
     } else {
         let priority = row.priority();
-        Priority::new(i64::from(priority))
-            .map_err(|broken| plain("priority", &priority, broken))?;
+        Priority::new(i64::from(priority)).map_err(|broken| plain(&priority, broken))?;
     }
     match row.weight() {
         Some(weight) => {
-            Weight::new(weight).map_err(|broken| plain("weight", &weight, broken))?;
+            Weight::new(weight).map_err(|broken| plain(&weight, broken))?;
         }
         None => {
             if let Some(weight) = parent.and_then(|p| p.weight) {
@@ -238,23 +246,26 @@ fn resolve(
     if row.is_null(column::NEW_START) {
         changes.set(&mut row, column::NEW_START, false.into_datum());
     }
+    if row.is_null(column::LEASE_UNTIL) && row.is(catalog.running) {
+        // Set to running by hand: nobody holds a lease, so it is taken back like one that has run out.
+        let until = now().saturating_add(config::default_lease());
+        changes.set(&mut row, column::LEASE_UNTIL, Some(timestamp(until)));
+    }
     if let Some(worker) = row.text(column::STICKY_WORKER) {
         super::check_worker(worker)?;
     }
     Ok((changes.apply(tuple, descriptor), row))
 }
 
-fn named(what: &'static str, value: &str, broken: NameError) -> Error {
+fn named(value: &str, broken: NameError) -> Error {
     Error::Name {
-        what,
         value: quoted(value),
         broken,
     }
 }
 
-fn plain(what: &'static str, value: &dyn std::fmt::Display, broken: NameError) -> Error {
+fn plain(value: &dyn std::fmt::Display, broken: NameError) -> Error {
     Error::Name {
-        what,
         value: value.to_string(),
         broken,
     }

@@ -11,7 +11,7 @@ use super::table::Catalog;
 use super::{check_worker, duration, settle, timestamp};
 use crate::board::now;
 use crate::errors::{Error, quoted};
-use crate::names::QueueName;
+use crate::names::{FairnessKey, Priority, QueueName};
 use crate::{config, janitor, spi};
 
 type Result<T> = std::result::Result<T, ErrorReport>;
@@ -24,8 +24,15 @@ pub fn required<T>(what: &'static str, value: Option<T>) -> std::result::Result<
 /// Checks a queue name as given.
 pub fn queue_name(name: &str) -> std::result::Result<QueueName<'_>, Error> {
     QueueName::parse(name).map_err(|broken| Error::Name {
-        what: "queue name",
         value: quoted(name),
+        broken,
+    })
+}
+
+/// Checks a priority as given.
+pub fn check_priority(priority: i32) -> std::result::Result<Priority, Error> {
+    Priority::new(i64::from(priority)).map_err(|broken| Error::Name {
+        value: priority.to_string(),
         broken,
     })
 }
@@ -37,7 +44,7 @@ fn fair_enqueue(
     queue: Option<&str>,
     payload: Option<pgrx::datum::AnyElement>,
     fairness_key: Option<&str>,
-    priority: Option<i16>,
+    priority: Option<i32>,
     weight: Option<f64>,
     scheduled_at: Option<TimestampWithTimeZone>,
     parent_id: Option<i64>,
@@ -50,13 +57,25 @@ fn fair_enqueue(
     let queue = required("queue", queue)?;
     queue_name(queue)?;
     janitor::ensure_running(&Catalog::get()?);
+    if fairness_key == Some("") {
+        // In the table '' is the default key; here null asks for it, and '' is more likely a tenant that got lost.
+        FairnessKey::parse("").map_err(|broken| Error::Name {
+            value: String::new(),
+            broken,
+        })?;
+    }
+    let priority = priority
+        .map(check_priority)
+        .transpose()?
+        .map(|p| i16::from(p.get()));
     let sticky_until = match (&sticky_worker, &sticky_for) {
         (Some(_), Some(length)) => Some(timestamp(now().saturating_add(duration(
             "sticky_for",
             length,
             true,
         )?))),
-        _ => None,
+        (None, Some(_)) => return Err(Error::StickyFor.into()),
+        (_, None) => None,
     };
     let args = [
         queue.into_datum(),

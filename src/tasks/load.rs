@@ -21,7 +21,6 @@ const KEYS_A_HOLD: usize = 256;
 pub fn ensure_loaded(table: &TaskTable, name: &str) -> Result<QueueId, Error> {
     let scope = table.catalog.scope();
     let parsed = QueueName::parse(name).map_err(|broken| Error::Name {
-        what: "queue name",
         value: quoted(name),
         broken,
     })?;
@@ -164,20 +163,27 @@ fn count_running(table: &TaskTable, queue: QueueId, name: &str) {
     }
 }
 
-/// Tells the board when the queue's next lease ends, and whether it has pinned rows.
+/// Tells the board when the queue's next lease and pin end.
 pub fn schedule_reaping(table: &TaskTable, queue: QueueId, name: &str) {
+    let known = board::with(|sched| sched.unpin_due(queue));
     let (_, next_lease) = table.expired_leases(name, i64::MIN, 0);
     let mut next_pin = None;
     table.pins(name, |_, until| {
-        let until = until.unwrap_or(i64::MAX - 1);
+        let until = until.unwrap_or(NEVER);
         next_pin = Some(next_pin.map_or(until, |n: i64| n.min(until)));
     });
     board::with(|sched| {
         if let Some(at) = next_lease {
             sched.note_lease_due(queue, at);
         }
-        if let Some(at) = next_pin {
-            sched.note_unpin_due(queue, at);
+        match next_pin {
+            Some(at) => sched.note_unpin_due(queue, at),
+            // The last pinned row is gone, and none has come meanwhile: claims need not look for any.
+            None if sched.unpin_due(queue) == known => sched.set_unpin_due(queue, i64::MAX),
+            None => {}
         }
     });
 }
+
+/// When a pin without an end ends. One before the far end of time: there are pinned rows to look for.
+pub const NEVER: i64 = i64::MAX - 1;

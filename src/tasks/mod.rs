@@ -16,7 +16,7 @@ pub mod settle;
 pub mod statements;
 pub mod table;
 
-use pgrx::datum::{Interval, TimestampWithTimeZone};
+use pgrx::datum::Interval;
 use pgrx::pg_sys;
 use pgrx::prelude::ToIsoString;
 
@@ -49,11 +49,6 @@ pub fn duration(what: &'static str, interval: &Interval, positive: bool) -> Resu
 pub fn timestamp(micros: i64) -> pg_sys::Datum {
     const END_TIMESTAMP: i64 = 9_223_371_331_200_000_000;
     pg_sys::Datum::from(micros.min(END_TIMESTAMP - 1))
-}
-
-/// A timestamp as microseconds.
-pub fn time_micros(time: TimestampWithTimeZone) -> i64 {
-    i64::from(time)
 }
 
 /// Checks the name of a worker: 1 to 255 bytes, not blank, no control character.

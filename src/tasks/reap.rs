@@ -3,6 +3,7 @@
 use pgrx::IntoDatum;
 use pgrx::pg_sys;
 
+use super::load::NEVER;
 use super::statements as sql;
 use super::table::{TaskTable, Tid, TupleLock};
 use super::timestamp;
@@ -67,7 +68,7 @@ pub fn reap(table: &TaskTable, queue: QueueId, name: &QueueRef, now: i64) -> boo
         let mut ended = Vec::new();
         let mut next: Option<i64> = None;
         table.pins(&name.name, |tid, until| {
-            let until = until.unwrap_or(i64::MAX - 1);
+            let until = until.unwrap_or(NEVER);
             if until <= now && ended.len() < BATCH {
                 ended.push(tid);
             } else {

@@ -106,7 +106,6 @@ pub fn complete(ids: &[i64], leases: &[i64], costs: &[Option<f64>]) -> Result<Ve
     check_transaction("fair_complete")?;
     for cost in costs.iter().flatten() {
         Cost::reported(*cost).map_err(|broken| Error::Name {
-            what: "cost",
             value: cost.to_string(),
             broken,
         })?;
