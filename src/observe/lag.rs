@@ -4,7 +4,7 @@ use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
 
 use crate::board::{self, effects, now, stored_key};
-use crate::errors::{Error, quoted};
+use crate::errors::Error;
 use crate::names::{Cost, FairnessKey};
 use crate::sfq::Ticks;
 use crate::tasks::claim::check_transaction;
@@ -90,7 +90,7 @@ fn fair_charge(
     // Null is the default key.
     if let Some(key) = fairness_key {
         FairnessKey::parse(key).map_err(|broken| Error::Name {
-            value: quoted(key),
+            value: key.to_owned(),
             broken,
         })?;
     }

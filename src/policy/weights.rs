@@ -8,7 +8,7 @@ use pgrx::{JsonB, pg_sys};
 use serde_json::json;
 
 use crate::board::{OnCommit, QueueRef, effects};
-use crate::errors::{Error, quoted};
+use crate::errors::Error;
 use crate::names::{FairnessKey, Weight};
 use crate::spi;
 use crate::tasks::functions::{queue_name, required};
@@ -51,7 +51,7 @@ fn check_key(key: &str) -> Result<(), Error> {
     FairnessKey::parse(key)
         .map(|_| ())
         .map_err(|broken| Error::Name {
-            value: quoted(key),
+            value: key.to_owned(),
             broken,
         })
 }

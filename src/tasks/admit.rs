@@ -14,7 +14,7 @@ use super::table::{Catalog, TaskTable, column};
 use super::timestamp;
 use crate::board::{OnCommit, QueueRef, effects, now, stored_priority};
 use crate::config;
-use crate::errors::{Error, quoted};
+use crate::errors::Error;
 use crate::names::{FairnessKey, NameError, Priority, QueueName, Weight};
 use crate::sfq::{Row, RowPos};
 
@@ -259,7 +259,7 @@ fn resolve(
 
 fn named(value: &str, broken: NameError) -> Error {
     Error::Name {
-        value: quoted(value),
+        value: value.to_owned(),
         broken,
     }
 }

@@ -10,7 +10,7 @@ use super::statements as sql;
 use super::table::Catalog;
 use super::{check_worker, duration, settle, timestamp};
 use crate::board::now;
-use crate::errors::{Error, quoted};
+use crate::errors::Error;
 use crate::names::{FairnessKey, Priority, QueueName};
 use crate::{config, janitor, spi};
 
@@ -24,7 +24,7 @@ pub fn required<T>(what: &'static str, value: Option<T>) -> std::result::Result<
 /// Checks a queue name as given.
 pub fn queue_name(name: &str) -> std::result::Result<QueueName<'_>, Error> {
     QueueName::parse(name).map_err(|broken| Error::Name {
-        value: quoted(name),
+        value: name.to_owned(),
         broken,
     })
 }

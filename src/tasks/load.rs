@@ -7,7 +7,7 @@ use pgrx::pg_sys;
 use super::statements as sql;
 use super::table::TaskTable;
 use crate::board::{self, QueueRef, effects, now, shmem, stored_key, stored_priority};
-use crate::errors::{Error, quoted};
+use crate::errors::Error;
 use crate::names::{QueueName, Weight};
 use crate::sfq::{QueueId, QueueState, Ticks};
 use crate::spi;
@@ -21,7 +21,7 @@ const KEYS_A_HOLD: usize = 256;
 pub fn ensure_loaded(table: &TaskTable, name: &str) -> Result<QueueId, Error> {
     let scope = table.catalog.scope();
     let parsed = QueueName::parse(name).map_err(|broken| Error::Name {
-        value: quoted(name),
+        value: name.to_owned(),
         broken,
     })?;
     loop {
