@@ -116,6 +116,14 @@ impl Table {
         }
     }
 
+    /// The owner's transaction has aborted: all its locks are released.
+    pub fn release_all(&mut self, owner: Owner) {
+        for row in self.rows.values_mut().filter(|row| row.lock == Some(owner)) {
+            row.lock = None;
+            row.claimed = false;
+        }
+    }
+
     /// The claim's transaction has aborted.
     pub fn give_back(&mut self, id: i64) {
         if let Some(row) = self.rows.get_mut(&id) {

@@ -8,3 +8,4 @@ pub mod sfq;
 
 pub mod harness;
 pub mod model;
+pub mod stage;

@@ -408,6 +408,12 @@ impl World {
         let mut seen = BTreeMap::new();
         sched.entries(self.queue, |entry| {
             let name = (entry.priority.get(), entry.key.as_str().to_string());
+            // Rows that vanish behind the board's back leave their key eligible until a claim looks; if it was
+            // asleep, it even joins.
+            let joined = entry.eligible && entry.pass >= entry.clock;
+            if joined && !self.model.is_eligible(name.0, &name.1) {
+                self.model.join_in_error(name.0, &name.1);
+            }
             let lag = entry.lag.max(Ticks::ZERO).get();
             seen.insert(
                 name,
