@@ -171,8 +171,8 @@ impl Error {
         }
     }
 
-    fn hint(&self) -> Option<String> {
-        Some(match self {
+    fn hint(&self) -> String {
+        match self {
             Error::Name { broken, .. } => broken.hint().into(),
             Error::Worker { .. } => {
                 "A worker name has 1 to 255 bytes, no control character and is not blank.".into()
@@ -196,12 +196,13 @@ impl Error {
                 "Add harvest_fair to shared_preload_libraries in postgresql.conf and restart the server.".into()
             }
             Error::NotInstalled => "Run CREATE EXTENSION harvest_fair.".into(),
-            Error::Null { .. }
-            | Error::MaxAttempts { .. }
-            | Error::Duration { .. }
-            | Error::ArrayNull { .. }
-            | Error::ReadOnly { .. } => return None,
-        })
+            Error::Null { .. } => "Give a value.".into(),
+            Error::MaxAttempts { .. } => "Give at least 1, or leave it out for 5.".into(),
+            Error::Duration { positive: true, .. } => "Give an interval above zero, or leave it out.".into(),
+            Error::Duration { positive: false, .. } => "Give an interval of zero or more, or leave it out.".into(),
+            Error::ArrayNull { .. } => "Leave the element out.".into(),
+            Error::ReadOnly { .. } => "Connect to the primary, or start a transaction that is not read only.".into(),
+        }
     }
 
     /// Raises the error.
@@ -213,10 +214,6 @@ impl Error {
 
 impl From<Error> for ErrorReport {
     fn from(error: Error) -> ErrorReport {
-        let report = ErrorReport::new(error.code(), error.message(), "harvest_fair");
-        match error.hint() {
-            Some(hint) => report.set_hint(hint),
-            None => report,
-        }
+        ErrorReport::new(error.code(), error.message(), "harvest_fair").set_hint(error.hint())
     }
 }

@@ -119,6 +119,7 @@ fn fair_charge(
         charged.start.units(),
         charged.pass.units(),
         charged.clock.units(),
-        charged.lag.units(),
+        // After the charge, as fair_lag shows it.
+        charged.pass.minus(charged.clock).units(),
     )))
 }

@@ -120,8 +120,15 @@ impl Sched<'_> {
             lane.note(row);
         }
         if row.pos.is_due(now) {
-            self.with_node(slot, |node, entries| node.lift(entries, slot));
+            self.wake(slot, now);
+        } else {
+            self.refresh(slot, now);
         }
+    }
+
+    /// A row of the entry has become claimable.
+    fn wake(&mut self, slot: u32, now: i64) {
+        self.with_node(slot, |node, entries| node.lift(entries, slot));
         self.refresh(slot, now);
     }
 
@@ -136,7 +143,7 @@ impl Sched<'_> {
             if slot == NIL || self.entries.get(slot).wake > now {
                 return;
             }
-            self.refresh(slot, now);
+            self.wake(slot, now);
         }
     }
 
