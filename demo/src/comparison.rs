@@ -143,7 +143,7 @@ impl<'a> Comparison<'a> {
         ];
         if let Some((user, waits)) = self.payer() {
             parts.push(format!(
-                "that of {user}, who floods the queue, {} from {} to {}",
+                "that of {user}, one of the heaviest, {} from {} to {}",
                 went(waits.off.median, waits.on.median),
                 text::ms(waits.off.median),
                 text::ms(waits.on.median)
@@ -255,7 +255,7 @@ mod tests {
             "{sentence}"
         );
         assert!(
-            sentence.contains("user 1, who floods the queue, rises from 5.0 ms to 11 ms"),
+            sentence.contains("user 1, one of the heaviest, rises from 5.0 ms to 11 ms"),
             "{sentence}"
         );
         assert!(sentence.contains("service rises from"), "{sentence}");

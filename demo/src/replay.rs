@@ -23,13 +23,16 @@ const ENQUEUE: &str = "INSERT INTO harvest_fair.task (queue, fairness_key, paylo
     FROM unnest($1::text[], $2::int4[]) WITH ORDINALITY AS due (key, job, place) ORDER BY place";
 const CLAIM: &str =
     "SELECT id, lease, (payload->>'job')::int4 FROM fair_claim('nasa', $1, 1, wait => '1 s')";
-const COMPLETE: &str = "SELECT fair_complete($1, $2)";
+const COMPLETE: &str = "SELECT fair_complete($1::bigint, $2::bigint)";
 
 /// What one replay showed.
 pub struct Replay {
     pub served: Vec<Served>,
     /// How far the producer was behind the log at worst.
     pub producer_late: Duration,
+    /// What a task that was waiting cost a worker beyond its run time, on average: claim, completion, and whatever else
+    /// kept the machine. The two replays can be compared only where it is about the same.
+    pub overhead: Duration,
 }
 
 /// What the threads of a replay share.
@@ -44,6 +47,9 @@ struct Shared<'a> {
     claimed: AtomicUsize,
     completed: AtomicUsize,
     failed: AtomicBool,
+    /// Tasks whose worker found them waiting, and the microseconds they took beyond their run times.
+    found_waiting: AtomicU64,
+    beyond_run: AtomicU64,
 }
 
 impl Shared<'_> {
@@ -56,13 +62,18 @@ impl Shared<'_> {
             || self.claimed.load(Ordering::Relaxed) >= self.jobs.len()
     }
 
+    fn waiting(&self) -> usize {
+        let submitted = self.submitted.load(Ordering::Relaxed);
+        submitted.saturating_sub(self.claimed.load(Ordering::Relaxed))
+    }
+
     /// A part of the replay that fails ends the others too.
     fn noting_failure<T>(&self, part: impl FnOnce() -> Result<T>) -> Result<T> {
         part().inspect_err(|_| self.failed.store(true, Ordering::Relaxed))
     }
 }
 
-/// Replays `jobs` with this many workers. Everything on the queue must be completed when it begins, and is when it ends.
+/// Replays `jobs` in a fresh database with this many workers.
 pub fn replay(
     database: &Database,
     jobs: &[Job],
@@ -89,6 +100,8 @@ pub fn replay(
         claimed: AtomicUsize::new(0),
         completed: AtomicUsize::new(0),
         failed: AtomicBool::new(false),
+        found_waiting: AtomicU64::new(0),
+        beyond_run: AtomicU64::new(0),
     };
     let shared = &shared;
     let producer_late = thread::scope(|scope| {
@@ -115,6 +128,10 @@ pub fn replay(
     Ok(Replay {
         served: served.collect(),
         producer_late,
+        overhead: Duration::from_micros(
+            shared.beyond_run.load(Ordering::Relaxed)
+                / shared.found_waiting.load(Ordering::Relaxed).max(1),
+        ),
     })
 }
 
@@ -175,6 +192,8 @@ fn work(mut client: Client, name: &str, shared: &Shared) -> Result<()> {
     let claim = client.prepare(CLAIM)?;
     let complete = client.prepare(COMPLETE)?;
     while !shared.is_over() {
+        let turn = Instant::now();
+        let found_waiting = shared.waiting() > 0;
         for task in client.query(&claim, &[&name])? {
             let (id, lease, number): (i64, i64, i32) =
                 (task.try_get(0)?, task.try_get(1)?, task.try_get(2)?);
@@ -187,12 +206,18 @@ fn work(mut client: Client, name: &str, shared: &Shared) -> Result<()> {
                 return Err(format!("job {number} was claimed a second time, by {name}").into());
             }
             shared.claimed.fetch_add(1, Ordering::Relaxed);
-            thread::sleep(shared.scale.run(job));
+            let run = shared.scale.run(job);
+            thread::sleep(run);
             let completed: bool = client.query_one(&complete, &[&id, &lease])?.try_get(0)?;
             if !completed {
                 return Err(format!("{name} lost the lease of task {id}").into());
             }
             shared.completed.fetch_add(1, Ordering::Relaxed);
+            if found_waiting {
+                let beyond = turn.elapsed().saturating_sub(run).as_micros() as u64;
+                shared.beyond_run.fetch_add(beyond, Ordering::Relaxed);
+                shared.found_waiting.fetch_add(1, Ordering::Relaxed);
+            }
         }
     }
     Ok(())
@@ -206,11 +231,7 @@ fn watch(shared: &Shared, fairness: bool) -> Result<()> {
     let submitted_by = last.map_or(Duration::ZERO, |job| shared.scale.submit(job));
     loop {
         let elapsed = shared.began.elapsed();
-        let claimed = shared.claimed.load(Ordering::Relaxed);
-        let waiting = shared
-            .submitted
-            .load(Ordering::Relaxed)
-            .saturating_sub(claimed);
+        let (claimed, waiting) = (shared.claimed.load(Ordering::Relaxed), shared.waiting());
         let in_the_log = elapsed.min(submitted_by).as_secs_f64() * shared.scale.speed;
         progress.show(in_the_log, claimed, waiting);
         if shared.completed.load(Ordering::Relaxed) == shared.jobs.len() {

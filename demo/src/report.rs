@@ -127,7 +127,7 @@ pub fn page(comparison: &Comparison, scale: &Scale, workers: usize) -> String {
 <footer>
 <p>{tasks} jobs that {users} users submitted to the iPSC/860 of NASA Ames from October to December 1993, replayed on a private Postgres by {workers} workers that claim,
 sleep for the run time and complete. One second of the replay is {speed} of 1993. Run times are cut at {longest} and stretched {stretch:.1}-fold against
-the submit times, so that a few workers are as short as a machine room on a bad day.
+the submit times, so that the workers are short on busy days.
 Fairness off is plain due order: first come, first served.</p>
 <p>Jain's index of service while backlogged: each claim made while n &ge; 2 users have tasks waiting is worth a fair share of 1/n to each of them; a user's service is the
 claims received meanwhile per fair share; the index over the users, (&Sigma;x)&sup2; / (n&thinsp;&Sigma;x&sup2;), is 1 when all are equal. Users who were due less than one claim are left out.
