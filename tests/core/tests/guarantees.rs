@@ -1,0 +1,252 @@
+//! Each row of the table of guarantees in DESIGN.md section 3, for every weight and from every starting clock.
+
+use harvest_fair_core_tests::harness::{Shop, count, key, priority};
+use harvest_fair_core_tests::sfq::{QueueId, Row, RowPos, Ticks};
+use proptest::prelude::*;
+
+const WEIGHTS: [f64; 8] = [0.001, 0.1, 0.5, 1.0, 2.0, 3.0, 7.0, 1000.0];
+const CLOCKS: [i64; 5] = [0, 1 << 20, 1 << 44, 1 << 53, 1 << 60];
+
+fn clocks() -> impl Strategy<Value = i64> {
+    proptest::sample::select(&CLOCKS[..])
+}
+
+/// Weights of some keys.
+fn crowd(most: usize) -> impl Strategy<Value = Vec<f64>> {
+    proptest::collection::vec(proptest::sample::select(&WEIGHTS[..]), 1..=most)
+}
+
+fn name(i: usize) -> String {
+    format!("k{i}")
+}
+
+/// A queue at `clock` in which each key has `tasks` tasks.
+fn backlogged(clock: i64, weights: &[f64], tasks: usize) -> Shop {
+    let mut shop = Shop::at_clock(clock);
+    for (i, &weight) in weights.iter().enumerate() {
+        shop.weigh(&name(i), weight);
+        shop.enqueue(&name(i), tasks);
+    }
+    shop
+}
+
+/// What one claim of weight `weight` costs, in ticks.
+fn step(weight: f64) -> i128 {
+    i128::from(Ticks::step(1.0, weight).get())
+}
+
+/// For two keys, the most and the least that one is ahead of the other, in ticks, at any time of `keys`.
+fn spread(keys: &[String], i: usize, j: usize, weights: &[f64]) -> (i128, i128) {
+    let (mut ahead, mut most, mut least) = (0, 0, 0);
+    for key in keys {
+        if *key == name(i) {
+            ahead += step(weights[i]);
+        } else if *key == name(j) {
+            ahead -= step(weights[j]);
+        }
+        most = most.max(ahead);
+        least = least.min(ahead);
+    }
+    (least, most)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_newcomer_waits_at_most_one_claim_per_other_key(
+        clock in clocks(), weights in crowd(12), before in 0..80usize, batch in 1..9usize,
+    ) {
+        let mut shop = backlogged(clock, &weights, 110);
+        shop.keys(before / batch, batch);
+        shop.enqueue("newcomer", 1);
+        let keys = shop.keys(weights.len() + 1, 1);
+        prop_assert_eq!(count(&keys, "newcomer"), 1, "{:?}", keys);
+    }
+
+    #[test]
+    fn two_keys_never_differ_by_more_than_a_claim_of_each(
+        clock in clocks(), weights in crowd(6), batch in 1..9usize,
+    ) {
+        let mut shop = backlogged(clock, &weights, 130);
+        let keys = shop.keys(120 / batch, batch);
+        for i in 0..weights.len() {
+            for j in 0..i {
+                let (least, most) = spread(&keys, i, j, &weights);
+                let (a, b) = (step(weights[i]), step(weights[j]));
+                // Over any interval; and from the common start.
+                prop_assert!(most - least <= a + b, "{i} and {j}: {least}..{most}");
+                prop_assert!(most.max(-least) <= a.max(b), "{i} and {j}: {least}..{most}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_key_starves(clock in clocks(), weights in crowd(8)) {
+        let mut shop = backlogged(clock, &weights, 130);
+        let keys = shop.keys(120, 1);
+        let sum: f64 = weights.iter().sum();
+        for n in 1..=keys.len() {
+            for (i, weight) in weights.iter().enumerate() {
+                let least = (n as f64 - weights.len() as f64 + 1.0) * weight / sum - 1.0;
+                let served = count(&keys[..n], &name(i)) as f64;
+                // Steps are rounded to whole ticks, which over so few claims comes to far less than this.
+                prop_assert!(served >= least - 1e-3, "{i} of {weights:?} after {n}: {served} < {least}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_key_that_was_idle_comes_back_with_no_credit_and_no_burst(
+        clock in clocks(), weights in crowd(5), mine in proptest::sample::select(&WEIGHTS[..]),
+        first in 0..4usize, away in 0..60usize,
+    ) {
+        let mut shop = backlogged(clock, &weights, 140);
+        let me = weights.len();
+        let mut weights = weights;
+        weights.push(mine);
+        shop.weigh(&name(me), mine);
+        shop.enqueue(&name(me), first);
+        shop.keys(away, 1);
+        shop.enqueue(&name(me), 140);
+        let now_at = shop.waiting();
+        let clock = shop.clock(3);
+        let pass = now_at.iter().find(|(key, _)| *key == name(me)).map(|(_, pass)| *pass);
+        prop_assert!(pass >= Some(clock), "credit: {pass:?} before {clock:?}");
+        let keys = shop.keys(70, 1);
+        for i in 0..me {
+            let (least, most) = spread(&keys, me, i, &weights);
+            prop_assert!(most - least <= step(mine) + step(weights[i]), "{least}..{most}");
+        }
+    }
+
+    #[test]
+    fn the_clock_never_falls_and_never_passes_a_waiting_key(
+        clock in clocks(), weights in crowd(6), aborted in proptest::collection::vec(any::<bool>(), 1..40),
+    ) {
+        let mut shop = backlogged(clock, &weights, 130);
+        let mut last = shop.clock(3);
+        for abort in aborted {
+            let served = shop.claim_open(2);
+            if abort { shop.abort(&served) } else { shop.commit(&served) }
+            let now = shop.clock(3);
+            // A rebase starts the clock anew, and all passes with it.
+            prop_assert!(now >= last || last >= Ticks::REBASE_AT, "{now:?} after {last:?}");
+            for (key, pass) in shop.waiting() {
+                prop_assert!(pass >= now, "{key} at {pass:?}, clock {now:?}");
+            }
+            last = now;
+        }
+    }
+
+    #[test]
+    fn a_claim_out_of_lag_order_never_changes_the_order_of_two_waiting_keys(
+        clock in clocks(), weights in crowd(8), before in 0..30usize, aside in 0..8usize, tier in 2..4u8,
+    ) {
+        let mut shop = backlogged(clock, &weights, 60);
+        shop.keys(before, 1);
+        let aside = name(aside % weights.len());
+        let mut order = shop.waiting();
+        let clock = shop.clock(3);
+        let (queue, now) = (shop.queue, shop.now);
+        let row = Row { pos: RowPos::new(now, 1 << 50), weight: None };
+        shop.board.sched().take_aside(queue, priority(tier), &key(&aside), row, now).unwrap();
+        let mut after = shop.waiting();
+        prop_assert_eq!(shop.clock(3), clock);
+        for passes in [&mut order, &mut after] {
+            passes.retain(|(key, _)| tier != 3 || *key != aside);
+            passes.sort();
+        }
+        prop_assert_eq!(order, after);
+    }
+
+    #[test]
+    fn undo_puts_the_key_back_where_it_was_or_at_the_clock(
+        clock in clocks(), weights in crowd(6), before in 0..30usize, held in 1..9usize, meanwhile in 0..20usize,
+    ) {
+        let mut shop = backlogged(clock, &weights, 80);
+        shop.keys(before, 1);
+        let at_first = shop.waiting();
+        let aborted = shop.claim_open(held);
+        let claimed = shop.waiting();
+        shop.keys(meanwhile, 1);
+        let mut others = shop.waiting();
+        shop.abort(&aborted);
+        let mut after = shop.waiting();
+        let clock = shop.clock(3);
+        if clock >= Ticks::REBASE_AT || at_first.iter().any(|(_, pass)| *pass >= Ticks::REBASE_AT) {
+            // Passes from before and after a rebase do not compare.
+            return Ok(());
+        }
+        let find = |passes: &[(String, Ticks)], name: &str| {
+            passes.iter().find(|(key, _)| key == name).map(|(_, pass)| *pass).unwrap()
+        };
+        let aborted_keys: Vec<&str> = aborted.iter().map(|served| served.key.as_str()).collect();
+        for (name, pass) in &after {
+            if aborted_keys.contains(&name.as_str()) {
+                let charged = find(&claimed, name).minus(find(&at_first, name));
+                let back = find(&others, name).minus(charged);
+                prop_assert_eq!(*pass, back.max(clock));
+            }
+        }
+        for passes in [&mut others, &mut after] {
+            passes.retain(|(key, _)| !aborted_keys.contains(&key.as_str()));
+            passes.sort();
+        }
+        prop_assert_eq!(others, after);
+    }
+
+    #[test]
+    fn one_key_alone_is_served_by_claim_order_due_time_then_id(
+        rows in proptest::collection::vec((0..90i64, 0..2u8), 1..40), batch in 1..7usize,
+    ) {
+        let mut shop = Shop::default();
+        let second = 1_000_000;
+        let mut expected: Vec<(i64, i64)> = rows
+            .into_iter()
+            .map(|(ago, band)| {
+                let due = shop.now - ago * second;
+                let id = shop.add("k", 3, band, due, None);
+                (due + i64::from(band) * 30 * second, id)
+            })
+            .collect();
+        expected.sort();
+        let mut ids = Vec::new();
+        for _ in 0..expected.len() {
+            ids.extend(shop.claim(batch).iter().map(|served| served.handle.0));
+        }
+        prop_assert_eq!(ids, expected.into_iter().map(|(_, id)| id).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_claim_on_one_queue_changes_nothing_in_another(weights in crowd(6), claims in 1..40usize) {
+        let mut shop = backlogged(0, &weights, 60);
+        let other = shop.board.open("other");
+        for i in 0..weights.len() {
+            let row = Row { pos: RowPos::new(0, i as i64), weight: None };
+            let now = shop.now;
+            shop.board.sched().note(other, priority(3), &key(&name(i)), 0, row, now).unwrap();
+        }
+        let view = |shop: &mut Shop, queue: QueueId| {
+            let mut lines = Vec::new();
+            shop.board.sched().entries(queue, |entry| lines.push(format!("{entry:?}")));
+            lines.sort();
+            lines
+        };
+        let before = view(&mut shop, other);
+        shop.keys(claims, 1);
+        prop_assert_eq!(before, view(&mut shop, other));
+    }
+
+    #[test]
+    fn a_batch_is_the_same_as_its_claims_one_by_one(
+        clock in clocks(), weights in crowd(6), tasks in 1..20usize, n in 1..60usize,
+    ) {
+        let mut together = backlogged(clock, &weights, tasks);
+        let mut one_by_one = backlogged(clock, &weights, tasks);
+        let batch: Vec<i64> = together.claim(n).iter().map(|served| served.handle.0).collect();
+        let singles: Vec<i64> =
+            (0..n).flat_map(|_| one_by_one.claim(1)).map(|served| served.handle.0).collect();
+        prop_assert_eq!(batch, singles);
+    }
+}
