@@ -24,6 +24,7 @@ use crate::board::shmem::{self, JanitorSlot};
 use crate::board::{self, QueueRef, now, wait};
 use crate::config;
 use crate::observe::state::of_scope;
+use crate::policy::audit;
 use crate::tasks::reap::reap;
 use crate::tasks::table::{Catalog, TaskTable};
 
@@ -199,6 +200,7 @@ fn rounds(scope: u64, database: pg_sys::Oid) -> End {
             return end;
         }
         round(|| reap_all(scope));
+        round(|| audit::write_refused(scope));
         if now() >= next_flush {
             round(|| flush::flush(scope));
             next_flush = now() + config::flush_interval();

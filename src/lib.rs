@@ -16,6 +16,7 @@ mod policy;
 mod sfq;
 mod spi;
 mod tasks;
+mod trigger;
 
 use pgrx::prelude::*;
 

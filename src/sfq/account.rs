@@ -4,7 +4,10 @@
 use super::node::Charged;
 use super::tree::NIL;
 use super::{EntryId, Full, QueueId, Sched, Ticks};
-use crate::names::{FairnessKey, Priority, Weight};
+use crate::names::{FairnessKey, MAX_COST, Priority, Weight};
+
+/// How much of the difference between a task's run time and its key's average the average takes over.
+const AVERAGE_STEP: f64 = 0.25;
 
 /// The result of [`Sched::charge`].
 #[derive(Clone, Copy, Debug)]
@@ -14,6 +17,7 @@ pub struct Accounted {
     pub entry: EntryId,
     /// The weight in force.
     pub weight: f64,
+    pub cost: f64,
     pub start: Ticks,
     /// The key's pass after the charge.
     pub pass: Ticks,
@@ -67,6 +71,7 @@ impl Sched<'_> {
             queue,
             entry: self.entry_id(slot),
             weight,
+            cost,
             start,
             pass: self.entries.get(slot).member.pass,
             step,
@@ -135,6 +140,33 @@ impl Sched<'_> {
         match self.queue_slot(queue) {
             NIL => NIL,
             queue => self.find_entry(queue, priority, key),
+        }
+    }
+
+    /// What a task of the key took to run, for the average that a claim is charged when the queue charges by seconds.
+    pub fn measured(&mut self, queue: QueueId, key: &FairnessKey<'_>, seconds: f64) {
+        let queue = self.queue_slot(queue);
+        if queue == NIL || !(0.0..=MAX_COST).contains(&seconds) {
+            return;
+        }
+        let tenant = self.find_tenant(queue, key);
+        let tenant = self.tenants.get_mut(tenant);
+        let average = f64::from(tenant.average);
+        tenant.average = if average.is_nan() {
+            seconds as f32
+        } else {
+            (average + (seconds - average) * AVERAGE_STEP) as f32
+        };
+    }
+
+    /// What a claim of the key costs.
+    pub(super) fn cost_of(&self, tenant: u32) -> f64 {
+        let tenant = self.tenants.get(tenant);
+        let by_seconds = self.queues.get(tenant.queue).policy.by_seconds != 0;
+        if by_seconds && !tenant.average.is_nan() {
+            f64::from(tenant.average)
+        } else {
+            1.0
         }
     }
 

@@ -16,6 +16,8 @@
 //! | `pick` | pick the next lane, and what came of it |
 //! | `account` | charges, refunds, corrections, weights, running counts |
 //! | `persist` | restore, rebase, and what the periodic snapshot needs |
+//! | `bucket` | a token bucket |
+//! | `policy` | the settings of a queue |
 //! | `upkeep` | what the keeper of a board needs besides claims |
 //! | `view` | what an observer sees, and the check of all invariants |
 //! | `claim` | the driver: from pick to locked row, over any board and any table |
@@ -29,12 +31,14 @@
 
 pub mod account;
 mod arena;
+mod bucket;
 pub mod claim;
 mod keys;
 pub mod lane;
 pub mod node;
 mod persist;
 pub mod pick;
+pub mod policy;
 pub mod queue;
 mod records;
 pub mod ticks;
@@ -50,10 +54,11 @@ pub use account::Accounted;
 pub use claim::{Board, Claimed, Lane, Locked, Rows, claim};
 pub use lane::{Next, Row, RowPos};
 pub use pick::{Charge, LaneRef, Order, Pick};
+pub use policy::Policy;
 pub use queue::{QueueState, QueueView};
 pub use records::Counters;
 pub use ticks::Ticks;
-pub use view::{DirtyEntry, EntryView, Usage};
+pub use view::{DirtyEntry, EntryView, GroupView, Usage, Waiting};
 pub use wake::Noted;
 
 use arena::Pool;
@@ -98,6 +103,38 @@ impl fmt::Display for Full {
 }
 
 impl std::error::Error for Full {}
+
+/// Why a row cannot be claimed aside from the order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// No room for the key on the board.
+    Full,
+    /// The key is at its cap.
+    Capped,
+    /// The key or the queue has no token.
+    Limited,
+    /// The queue is paused.
+    Paused,
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Refused::Full => "all key slots are taken by keys with work",
+            Refused::Capped => "the key is at its cap of running tasks",
+            Refused::Limited => "the rate limit of the key or the queue is reached",
+            Refused::Paused => "the queue is paused",
+        })
+    }
+}
+
+impl std::error::Error for Refused {}
+
+impl From<Full> for Refused {
+    fn from(_: Full) -> Self {
+        Refused::Full
+    }
+}
 
 /// A queue on the board.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

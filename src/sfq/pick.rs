@@ -56,6 +56,10 @@ pub struct Pick {
     pub start: Ticks,
     /// What was charged; zero if nothing.
     pub step: Ticks,
+    /// The cost that was charged; zero if nothing.
+    pub cost: f64,
+    /// Chosen for its age, out of lag order: the clock has not moved.
+    pub aged: bool,
     /// The tier's clock after the pick.
     pub clock: Ticks,
     /// `start - clock`.
@@ -164,7 +168,7 @@ impl Sched<'_> {
             }
             for (band, lane) in (0u8..).zip(&entry.lanes) {
                 if lane.is_open() && lane.head.is_due(now) && !self.is_in(excluded, slot, band) {
-                    let candidate = (start, rank_of(lane.head, band, queue.handicap), slot, band);
+                    let candidate = (start, rank_of(lane.head, band, queue.policy.handicap), slot, band);
                     best = Some(best.map_or(candidate, |other| candidate.min(other)));
                 }
             }
@@ -219,9 +223,11 @@ impl Sched<'_> {
     ) -> Option<Pick> {
         self.rebase_if_needed(queue, priority);
         let taken = self.lane_mut(slot, band)?.take();
-        let weight = self.weight_in_force(self.entries.get(slot).tenant, taken.own_weight());
+        let tenant = self.entries.get(slot).tenant;
+        let weight = self.weight_in_force(tenant, taken.own_weight());
+        let cost = self.cost_of(tenant);
         let record = self.queues.get_mut(queue.slot);
-        let handicap = record.handicap;
+        let handicap = record.policy.handicap;
         let node = &mut record.tiers.get_mut(priority.index())?.node;
         let entry = self.entries.get_mut(slot);
         entry.in_flight += 1;
@@ -234,7 +240,7 @@ impl Sched<'_> {
             let rank = survey(entry, handicap, now)
                 .0
                 .map_or(entry.member.rank, |(rank, _)| rank);
-            Some(node.claim(&mut self.entries, slot, Ticks::step(1.0, weight), rank))
+            Some(node.claim(&mut self.entries, slot, Ticks::step(cost, weight), rank))
         } else {
             None
         };
@@ -255,6 +261,8 @@ impl Sched<'_> {
             generation: taken.generation(),
             start,
             step: charged.map_or(Ticks::ZERO, |charged| charged.step),
+            cost: if charged.is_some() { cost } else { 0.0 },
+            aged: false,
             clock,
             lag: start.minus(clock),
             weight,

@@ -1,8 +1,10 @@
 //! The records of the byte region: plain integers and floats, no pointers, since every process maps the region at an
 //! address of its own. All-zero bytes are a valid, unused record of every kind.
 
+use super::bucket::Bucket;
 use super::lane::Lane;
 use super::node::{Member, Node};
+use super::policy::PolicyRec;
 use super::tree::{Links, Tree};
 use crate::names::{MAX_KEY_BYTES, Priority};
 
@@ -91,7 +93,11 @@ pub struct ByWake;
 #[derive(Clone, Copy, Debug)]
 pub struct QueueRec {
     pub scope: u64,
-    pub handicap: i64,
+    pub(super) policy: PolicyRec,
+    /// Of all claims, against `rate_limit`.
+    pub(super) bucket: Bucket,
+    /// The latest time that any call has told.
+    pub latest: i64,
     pub lease_due: i64,
     pub unpin_due: i64,
     pub counters: Counters,
@@ -107,8 +113,7 @@ pub struct QueueRec {
     pub stamp: u32,
     pub name_len: u16,
     pub state: u8,
-    pub paused: u8,
-    pub pad: u32,
+    pub pad: [u8; 5],
     pub name: [u8; 256],
 }
 
@@ -118,6 +123,8 @@ pub struct QueueRec {
 pub struct Tenant {
     /// The queue's override; NaN if there is none.
     pub weight: f64,
+    /// Of the key's claims, against `key_rate_limit`.
+    pub(super) bucket: Bucket,
     pub queue: u32,
     /// Next in its hash chain; next free slot while unused.
     pub chain: u32,
@@ -126,6 +133,10 @@ pub struct Tenant {
     pub running: i32,
     /// Its entry in each tier.
     pub entries: [u32; Priority::COUNT],
+    /// Moving average of measured run times, in seconds; NaN: none has been measured.
+    pub average: f32,
+    /// The own weight of the row claimed last, for the rate of a key without an override.
+    pub own_weight: f32,
     pub key_len: u16,
     pub used: u16,
     pub key: [u8; MAX_KEY_BYTES],

@@ -3,7 +3,7 @@
 
 use super::pick::Charge;
 use super::tree::NIL;
-use super::{Accounted, Full, QueueId, Row, RowPos, Sched, Ticks};
+use super::{Accounted, QueueId, Refused, Row, RowPos, Sched, Ticks};
 use crate::names::{FairnessKey, Priority};
 
 impl QueueId {
@@ -23,8 +23,12 @@ impl Sched<'_> {
         key: &FairnessKey<'_>,
         row: Row,
         now: i64,
-    ) -> Result<(Accounted, Charge), Full> {
-        let accounted = self.charge(queue, priority, key, 1.0, row.weight, now)?;
+    ) -> Result<(Accounted, Charge), Refused> {
+        let accounted = {
+            let record = self.queue_slot(queue);
+            let cost = self.cost_of(self.find_tenant(record, key));
+            self.charge(queue, priority, key, cost, row.weight, now)?
+        };
         let slot = self.entry_slot(accounted.entry);
         if slot != NIL {
             let entry = self.entries.get_mut(slot);

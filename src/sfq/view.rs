@@ -22,12 +22,52 @@ pub struct EntryView<'s> {
     /// Of the key in all tiers of the queue.
     pub running: i32,
     pub eligible: bool,
+    /// Why it is not; `None` also if it has no row.
+    pub waiting_for: Option<Waiting>,
+    /// Its group, if the queue has a separator.
+    pub group: Option<GroupView<'s>>,
     /// scheduled_at of the first claimable row, or a lower bound of it while a claim of this key is under way.
     pub head_due: Option<i64>,
     /// When the next sleeping lane of the key wakes.
     pub wake: Option<i64>,
     pub in_flight: u32,
     pub dirty: bool,
+}
+
+/// Why a key with rows is not eligible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waiting {
+    /// The queue is paused.
+    Paused,
+    /// The key is at its cap of running tasks.
+    Cap,
+    /// The key or the queue has no token.
+    Rate,
+    /// Its rows are not due yet.
+    Future,
+}
+
+impl Waiting {
+    /// As `fair_state` names it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Waiting::Paused => "paused",
+            Waiting::Cap => "cap",
+            Waiting::Rate => "rate",
+            Waiting::Future => "future",
+        }
+    }
+}
+
+/// The group of a key, in the key's tier (rule 9). The entry's own pass and lag are those within the group.
+#[derive(Clone, Debug)]
+pub struct GroupView<'s> {
+    pub name: FairnessKey<'s>,
+    pub weight: f64,
+    pub pass: Ticks,
+    /// The tier's clock; the entry's own `clock` is the group's.
+    pub clock: Ticks,
+    pub lag: Ticks,
 }
 
 /// What [`Sched::take_dirty`] gives: a row of key_state.
@@ -119,6 +159,8 @@ impl Sched<'_> {
             },
             running: tenant.running,
             eligible,
+            waiting_for: None,
+            group: None,
             head_due: front.filter(|_| eligible).map(|lane| lane.head.due),
             wake: (entry.wake != i64::MAX).then_some(entry.wake),
             in_flight: entry.in_flight,

@@ -52,7 +52,7 @@ impl Sched<'_> {
         }
         let entry = self.entries.get(slot);
         let queue = self.queues.get_mut(self.tenants.get(entry.tenant).queue);
-        let (front, wake) = survey(entry, queue.handicap, now);
+        let (front, wake) = survey(entry, queue.policy.handicap, now);
         let was_eligible = entry.member.is_eligible();
 
         if entry.is(TIMED) && entry.wake != wake {
@@ -160,6 +160,6 @@ impl Sched<'_> {
     /// Whether anything can be picked, as of the last [`Sched::advance`].
     pub fn has_eligible(&self, queue: QueueId) -> bool {
         let queue = self.queues.get(self.queue_slot(queue));
-        queue.paused == 0 && queue.tiers.iter().any(|tier| !tier.node.is_empty())
+        queue.policy.paused == 0 && queue.tiers.iter().any(|tier| !tier.node.is_empty())
     }
 }
