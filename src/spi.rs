@@ -44,6 +44,7 @@ impl Spi {
     pub fn run(&self, statement: &'static Statement, args: &[Arg]) -> Rows<'_> {
         debug_assert_eq!(statement.args.len(), args.len());
         let plan = plan(statement);
+        let _planned = Planned::now(plan);
         let mut values: Vec<pg_sys::Datum> = args
             .iter()
             .map(|a| a.unwrap_or(pg_sys::Datum::from(0)))
@@ -105,6 +106,44 @@ fn plan(statement: &'static Statement) -> pg_sys::SPIPlanPtr {
     };
     PLANS.with(|p| p.borrow_mut().insert(key, plan));
     plan
+}
+
+/// A plan that is up to date, kept so for the length of one execution.
+///
+/// What a claim costs must not hang on the planner's statistics: a generic plan that is made while the task table is
+/// small, or was never analysed, would read the whole table for a row whose address is given. So plans are made, and
+/// made anew after an invalidation, while sequential scans are switched off. Only planning is under this switch, not
+/// the execution, in which a user's own triggers may plan statements of theirs.
+struct Planned(*mut pg_sys::CachedPlan);
+
+impl Planned {
+    fn now(plan: pg_sys::SPIPlanPtr) -> Planned {
+        /// The planner's switches as the session has them, put back when dropped.
+        struct Switches(bool, bool);
+        impl Drop for Switches {
+            // Also while an ERROR unwinds: these are the session's own settings.
+            fn drop(&mut self) {
+                // SAFETY: plain variables of this backend.
+                unsafe { (pg_sys::enable_seqscan, pg_sys::enable_tidscan) = (self.0, self.1) };
+            }
+        }
+        // SAFETY: plain variables of this backend; the plan was kept for the session.
+        unsafe {
+            let _switches = Switches(pg_sys::enable_seqscan, pg_sys::enable_tidscan);
+            (pg_sys::enable_seqscan, pg_sys::enable_tidscan) = (false, true);
+            Planned(pg_sys::SPI_plan_get_cached_plan(plan))
+        }
+    }
+}
+
+impl Drop for Planned {
+    fn drop(&mut self) {
+        // While an ERROR unwinds, the resource owner lets go of it.
+        if !self.0.is_null() && !std::thread::panicking() {
+            // SAFETY: taken above under the same resource owner.
+            unsafe { pg_sys::ReleaseCachedPlan(self.0, pg_sys::CurrentResourceOwner) };
+        }
+    }
 }
 
 /// The rows of one statement.

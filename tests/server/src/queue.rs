@@ -62,7 +62,7 @@ pub fn flood(client: &mut impl GenericClient, queue: &str, key: &str, n: i64, ag
     client
         .execute(
             "INSERT INTO harvest_fair.task (queue, fairness_key, scheduled_at)
-             SELECT $1, $2, now() - $4::text::interval - ($3 - i) * interval '1 ms' FROM generate_series(1, $3) i",
+             SELECT $1, $2, now() - $4::text::interval - ($3 - i) * interval '1 ms' FROM generate_series(1, $3::bigint) i",
             &[&queue, &key, &n, &ago],
         )
         .unwrap_or_else(|error| panic!("flood: {error:?}"));
@@ -128,7 +128,7 @@ pub fn claim_one(client: &mut impl GenericClient, queue: &str) -> ClaimedTask {
 pub fn complete(client: &mut impl GenericClient, task: &ClaimedTask) -> bool {
     one(
         client,
-        "SELECT fair_complete($1, $2)",
+        "SELECT fair_complete($1::bigint, $2::bigint)",
         &[&task.id, &task.lease],
     )
 }

@@ -14,7 +14,7 @@ fn fill(client: &mut Client, queue: &str, rows: i64, keys: i64) {
     client
         .execute(
             "INSERT INTO harvest_fair.task (queue, fairness_key, scheduled_at)
-             SELECT $1, 'k' || i % $3, now() - interval '1 hour' + i * interval '1 ms' FROM generate_series(1, $2) i",
+             SELECT $1, 'k' || i % $3::bigint, now() - interval '1 hour' + i * interval '1 ms' FROM generate_series(1, $2::bigint) i",
             &[&queue, &rows, &keys],
         )
         .unwrap();

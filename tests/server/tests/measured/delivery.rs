@@ -57,7 +57,7 @@ fn every_task_is_claimed_within_a_tenth_of_a_second_of_its_commit() {
                         let ids: Vec<i64> = transaction
                             .query(
                                 "INSERT INTO harvest_fair.task (queue, fairness_key, priority)
-                                 SELECT 'q', 'k' || ($2 + i) % 40, 1 + ($2 + i) % 3 FROM generate_series(1, $1) i RETURNING id",
+                                 SELECT 'q', 'k' || ($2 + i) % 40, 1 + ($2 + i) % 3 FROM generate_series(1, $1::bigint) i RETURNING id",
                                 &[&n, &key],
                             )
                             .unwrap()

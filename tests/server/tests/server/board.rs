@@ -331,7 +331,7 @@ fn restart_keeps_the_lags(how: Shutdown) {
     // That claim undone, the board is as it was.
     let released: bool = one(
         &mut client,
-        "SELECT fair_release($1, $2)",
+        "SELECT fair_release($1::bigint, $2::bigint)",
         &[&first.id, &first.lease],
     );
     assert!(released);

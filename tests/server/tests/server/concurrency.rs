@@ -216,6 +216,15 @@ fn two_sessions_that_settle_the_same_task_settle_it_once() {
     assert_eq!(state(&mut client, "q", "A").running, 0);
 }
 
+/// Counts itself out when it ends, be it by a panic: those who wait for the producers' end must not wait for ever.
+struct Producer<'a>(&'a AtomicUsize);
+
+impl Drop for Producer<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 #[test]
 fn keys_that_come_and_go_under_load_are_all_served() {
     let db = Cluster::shared().database();
@@ -226,6 +235,7 @@ fn keys_that_come_and_go_under_load_are_all_served() {
         for producer in 0..3 {
             let (db, enqueued, producing) = (&db, &enqueued, &producing);
             scope.spawn(move || {
+                let _producer = Producer(producing);
                 let mut client = db.connect();
                 for i in 0..200 {
                     let key = format!("p{producer} k{}", i % 50);
@@ -238,7 +248,6 @@ fn keys_that_come_and_go_under_load_are_all_served() {
                         enqueued.fetch_add(1 + i as usize % 3, Ordering::Relaxed);
                     }
                 }
-                producing.fetch_sub(1, Ordering::Relaxed);
             });
         }
         for _ in 0..3 {
@@ -246,7 +255,7 @@ fn keys_that_come_and_go_under_load_are_all_served() {
             scope.spawn(move || {
                 let mut client = db.connect();
                 loop {
-                    let last = producing.load(Ordering::Relaxed) == 0;
+                    let last = producing.load(Ordering::SeqCst) == 0;
                     let tasks = claim(&mut client, "q", "w", 4);
                     if last && tasks.is_empty() {
                         break;

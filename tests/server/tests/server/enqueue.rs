@@ -19,6 +19,11 @@ fn an_enqueued_task_arrives_with_everything_that_was_said_about_it() {
              now() - interval '1 s', $1, 'quota', NULL, NULL, true, 7)",
         &[&parent],
     );
+    let told = "concat_ws(' ', quota_key, new_start, max_attempts, state, worker)";
+    assert_eq!(
+        task_field(&mut client, id, told).unwrap(),
+        "quota t 7 pending"
+    );
     let task = claim_one(&mut client, "mail");
     assert_eq!(task.id, id);
     assert_eq!(
@@ -30,11 +35,9 @@ fn an_enqueued_task_arrives_with_everything_that_was_said_about_it() {
         (task.weight, task.attempt, task.parent_id),
         (1.5, 1, Some(parent))
     );
-    let told =
-        "quota_key || ' ' || new_start || ' ' || max_attempts || ' ' || state || ' ' || worker";
     assert_eq!(
         task_field(&mut client, id, told).unwrap(),
-        "quota true 7 running w"
+        "quota f 7 running w"
     );
 }
 

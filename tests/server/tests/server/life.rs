@@ -16,7 +16,7 @@ const SECOND_LEASE: &str = "SET harvest_fair.default_lease = '1 s'";
 fn fail(client: &mut Client, task: &ClaimedTask, retry_in: Option<&str>) -> Option<String> {
     one(
         client,
-        "SELECT fair_fail($1, $2, 'it broke', $3::text::interval)::text",
+        "SELECT fair_fail($1::bigint, $2::bigint, 'it broke', $3::text::interval)::text",
         &[&task.id, &task.lease, &retry_in],
     )
 }
@@ -24,7 +24,7 @@ fn fail(client: &mut Client, task: &ClaimedTask, retry_in: Option<&str>) -> Opti
 fn release(client: &mut Client, task: &ClaimedTask) -> bool {
     one(
         client,
-        "SELECT fair_release($1, $2)",
+        "SELECT fair_release($1::bigint, $2::bigint)",
         &[&task.id, &task.lease],
     )
 }
@@ -33,7 +33,7 @@ fn release(client: &mut Client, task: &ClaimedTask) -> bool {
 fn extend(client: &mut Client, task: &ClaimedTask, lease_for: Option<&str>) -> Option<f64> {
     one(
         client,
-        "SELECT extract(epoch FROM fair_extend($1, $2, $3::text::interval) - now())::float8",
+        "SELECT extract(epoch FROM fair_extend($1::bigint, $2::bigint, $3::text::interval) - now())::float8",
         &[&task.id, &task.lease, &lease_for],
     )
 }
@@ -304,7 +304,10 @@ fn failures_of_one_moment_do_not_come_back_at_one_moment() {
     let mut transaction = client.transaction().unwrap();
     for task in claim(&mut transaction, "q", "w", 20) {
         transaction
-            .execute("SELECT fair_fail($1, $2, 'down')", &[&task.id, &task.lease])
+            .execute(
+                "SELECT fair_fail($1::bigint, $2::bigint, 'down')",
+                &[&task.id, &task.lease],
+            )
             .unwrap();
     }
     transaction.commit().unwrap();
@@ -420,7 +423,7 @@ fn a_reported_cost_corrects_the_charge() {
     let before = state(&mut client, "q", "dear");
     let done: bool = one(
         &mut client,
-        "SELECT fair_complete($1, $2, 11)",
+        "SELECT fair_complete($1::bigint, $2::bigint, 11)",
         &[&dear.id, &dear.lease],
     );
     assert!(done);
@@ -442,7 +445,7 @@ fn a_cost_below_the_charge_never_takes_a_key_below_the_clock() {
     for task in &tasks {
         let _: bool = one(
             &mut client,
-            "SELECT fair_complete($1, $2, 0)",
+            "SELECT fair_complete($1::bigint, $2::bigint, 0)",
             &[&task.id, &task.lease],
         );
     }

@@ -88,6 +88,13 @@ impl Queue {
         }
     }
 
+    /// To be called after every change: keys that it gave work to join now, not when somebody claims.
+    pub fn notice(&mut self) {
+        for priority in 1..=5 {
+            self.join(priority);
+        }
+    }
+
     fn weight(&self, task: &Task) -> f64 {
         if task.key.is_empty() {
             return 1.0;
@@ -176,9 +183,7 @@ impl Queue {
 
     /// The pass of each key that has claimable work, in units, by priority and key; and the clock of its tier.
     pub fn passes(&mut self) -> Vec<(i16, String, f64, f64)> {
-        for priority in 1..=5 {
-            self.join(priority);
-        }
+        self.notice();
         let mut passes: Vec<_> = self
             .keys
             .iter()

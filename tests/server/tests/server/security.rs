@@ -295,7 +295,7 @@ fn a_hostile_search_path_changes_nothing() {
     let (id, lease) = claimed[0];
     for sql in [
         format!("SELECT fair_extend('{id}', '{lease}', '1 min'::interval)"),
-        format!("SELECT fair_release('{id}', '{lease}')"),
+        format!("SELECT fair_release({id}, {lease})"),
         "SELECT * FROM fair_claim('q', 'w')".to_owned(),
     ] {
         execute(&mut client, &sql);
@@ -308,7 +308,7 @@ fn a_hostile_search_path_changes_nothing() {
     );
     execute(
         &mut client,
-        &format!("SELECT fair_complete('{id}', '{lease}', '2')"),
+        &format!("SELECT fair_complete({id}, {lease}, '2')"),
     );
     let (id, lease) = claimed[1];
     execute(
