@@ -150,6 +150,9 @@ impl Sched<'_> {
             return;
         }
         let tenant = self.find_tenant(queue, key);
+        if tenant == NIL {
+            return;
+        }
         let tenant = self.tenants.get_mut(tenant);
         let average = f64::from(tenant.average);
         tenant.average = if average.is_nan() {

@@ -7,9 +7,7 @@ use super::bucket::Bucket;
 use super::lane::Lane;
 use super::node::{Member, Members};
 use super::policy::PolicyRec;
-use super::records::{
-    BANDS, ByWake, Entry, FreeSlots, Header, List, QueueRec, Tenant,
-};
+use super::records::{BANDS, ByWake, Entry, FreeSlots, Header, List, QueueRec, Tenant};
 use super::tree::{Links, NIL, Nodes};
 use super::{Error, Sched};
 

@@ -168,7 +168,12 @@ impl Sched<'_> {
             }
             for (band, lane) in (0u8..).zip(&entry.lanes) {
                 if lane.is_open() && lane.head.is_due(now) && !self.is_in(excluded, slot, band) {
-                    let candidate = (start, rank_of(lane.head, band, queue.policy.handicap), slot, band);
+                    let candidate = (
+                        start,
+                        rank_of(lane.head, band, queue.policy.handicap),
+                        slot,
+                        band,
+                    );
                     best = Some(best.map_or(candidate, |other| candidate.min(other)));
                 }
             }

@@ -24,11 +24,9 @@ impl Sched<'_> {
         row: Row,
         now: i64,
     ) -> Result<(Accounted, Charge), Refused> {
-        let accounted = {
-            let record = self.queue_slot(queue);
-            let cost = self.cost_of(self.find_tenant(record, key));
-            self.charge(queue, priority, key, cost, row.weight, now)?
-        };
+        let tenant = self.find_tenant(self.queue_slot(queue), key);
+        let cost = self.cost_of(tenant);
+        let accounted = self.charge(queue, priority, key, cost, row.weight, now)?;
         let slot = self.entry_slot(accounted.entry);
         if slot != NIL {
             let entry = self.entries.get_mut(slot);
