@@ -206,7 +206,7 @@ impl Error {
             }
             Error::UnknownSetting { known, .. } => format!("The settings are {known}."),
             Error::Setting { expected, .. } => format!("It takes {expected}; null restores the default."),
-            Error::NotAnObject { .. } => "Write it as '{"name": value}'.".into(),
+            Error::NotAnObject { .. } => r#"Write it as '{"name": value}'."#.into(),
             Error::WeightType { .. } => "Use a number from 0.001 to 1000, or null to clear the override.".into(),
             Error::StickyFor => "Name the worker that the task waits for.".into(),
             Error::DefaultKeyWeight => "Its weight is always 1. Give the tasks a fairness key.".into(),

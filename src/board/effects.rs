@@ -19,7 +19,7 @@ use super::wait::{self, Line};
 use super::{find_queue, stored_key};
 use crate::errors::Error;
 use crate::names::{Priority, Weight};
-use crate::sfq::{Accounted, Charge, Noted, Pick, QueueId, QueueState, Row, Sched};
+use crate::sfq::{Accounted, Charge, Noted, Pick, Policy, QueueId, QueueState, Row, Sched};
 
 /// Notes applied under one hold of the lock: a bulk load must not stop the claims of others.
 const NOTES_A_HOLD: usize = 256;
@@ -67,8 +67,33 @@ pub enum OnCommit {
     UnpinDue { queue: QueueRef, at: i64 },
     /// Every task is gone (TRUNCATE waits for all claims, so none is in flight).
     TasksTruncated { scope: u64 },
+    /// The settings of a queue have changed.
+    Settings { queue: QueueRef, settings: Box<BoardSettings> },
+    /// All settings are gone.
+    SettingsTruncated { scope: u64 },
+    /// The run time of a completed task, for queues that charge by seconds.
+    Measured { queue: QueueRef, key: String, seconds: f64 },
     /// Every override is gone.
     WeightsTruncated { scope: u64 },
+}
+
+/// What the board knows of a queue's settings.
+#[derive(Clone, Debug, Default)]
+pub struct BoardSettings {
+    /// The scheduler's share.
+    pub policy: Policy,
+    /// Length of a lease (µs), if it is not the default.
+    pub lease: Option<i64>,
+    /// The weight with which the queue is drawn, if it is not 1.
+    pub queue_weight: Option<f64>,
+}
+
+impl BoardSettings {
+    /// Puts them on the board; from the next claim on they hold for the whole backlog.
+    pub fn put(&self, sched: &mut Sched, queue: QueueId, now: i64) {
+        sched.set_policy(queue, &self.policy, now);
+        shmem::extras(queue).set(self.lease, self.queue_weight);
+    }
 }
 
 struct Note {
@@ -425,6 +450,29 @@ fn apply(sched: &mut Sched, effect: OnCommit, now: i64, wakes: &mut Vec<Wake>) {
             }
         }
         OnCommit::TasksTruncated { scope } => sched.clear_running(scope),
+        OnCommit::Settings { queue, settings } => {
+            if let Some(queue) = find_live(sched, &queue) {
+                settings.put(sched, queue, now);
+                wakes.push(Wake::All(queue));
+            }
+        }
+        OnCommit::SettingsTruncated { scope } => {
+            let mut queues = Vec::new();
+            sched.queues(|queue| {
+                if queue.scope == scope {
+                    queues.push(queue.id);
+                }
+            });
+            for queue in queues {
+                BoardSettings::default().put(sched, queue, now);
+                wakes.push(Wake::All(queue));
+            }
+        }
+        OnCommit::Measured { queue, key, seconds } => {
+            if let Some(queue) = find_live(sched, &queue) {
+                sched.measured(queue, &stored_key(&key), seconds);
+            }
+        }
         OnCommit::WeightsTruncated { scope } => sched.clear_overrides(scope),
     }
 }

@@ -2,9 +2,11 @@
 //!
 //! - [`shmem`]: its place and its lock
 //! - [`effects`]: what a transaction does to it, at once, at commit and on abort
+//! - [`refused`]: refused changes on their way into the audit
 //! - [`wait`]: sleeping until a task becomes claimable
 
 pub mod effects;
+pub mod refused;
 pub mod shmem;
 pub mod wait;
 

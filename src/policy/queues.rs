@@ -151,8 +151,8 @@ fn admit(data: &pg_sys::TriggerData) -> Result<pg_sys::HeapTuple, Error> {
     }
     let tell = |tuple: pg_sys::HeapTuple, settings: Settings| {
         if let (Some(name), _) = row(tuple) {
-            let policy = Box::new(settings.policy());
-            effects::on_commit(OnCommit::Settings { queue: QueueRef { scope, name }, policy });
+            let settings = Box::new(settings.on_board());
+            effects::on_commit(OnCommit::Settings { queue: QueueRef { scope, name }, settings });
         }
     };
     if let Some(old) = old {

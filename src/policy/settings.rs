@@ -4,6 +4,7 @@ use pgrx::pg_sys;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+use crate::board::effects::BoardSettings;
 use crate::config;
 use crate::errors::Error;
 use crate::sfq::Policy;
@@ -39,7 +40,7 @@ pub struct Settings {
     /// Claims per second of each key, times its weight.
     pub key_rate_limit: Option<f64>,
     /// Most running tasks of a key.
-    pub key_max_running: Option<i32>,
+    pub key_max_running: Option<u32>,
     /// Length of a lease (µs).
     pub lease: Option<i64>,
     /// Waiting time that lifts a task by one priority (µs).
@@ -128,7 +129,7 @@ impl Settings {
             "key_rate_limit" => self.key_rate_limit = given.map(|v| rate(field, v)).transpose()?,
             "key_max_running" => {
                 const EXPECTED: &str = "a whole number, zero or more";
-                let check = |v| typed::<i32>(field, v, EXPECTED).and_then(|n| if n < 0 { Err(wrong(field, v, EXPECTED)) } else { Ok(n) });
+                let check = |v| typed::<u32>(field, v, EXPECTED);
                 self.key_max_running = given.map(check).transpose()?;
             }
             "lease" => self.lease = given.map(|v| duration(field, v, true)).transpose()?,
@@ -151,19 +152,21 @@ impl Settings {
     }
 
     /// What the board needs to know.
-    pub fn policy(&self) -> Policy {
-        let mut policy = Policy::default();
-        policy.key_max_running = self.key_max_running;
-        policy.rate_limit = self.rate_limit;
-        policy.key_rate_limit = self.key_rate_limit;
-        policy.aging = self.priority_aging;
-        policy.handicap = self.new_start_handicap.unwrap_or(DEFAULT_HANDICAP);
-        policy.by_seconds = self.by_seconds.unwrap_or(false);
-        policy.separator = self.group_separator;
-        policy.paused = self.paused.unwrap_or(false);
-        policy.lease = self.lease;
-        policy.queue_weight = self.queue_weight.unwrap_or(1.0);
-        policy
+    pub fn on_board(&self) -> BoardSettings {
+        BoardSettings {
+            policy: Policy {
+                key_max_running: self.key_max_running,
+                rate_limit: self.rate_limit,
+                key_rate_limit: self.key_rate_limit,
+                aging: self.priority_aging.unwrap_or(0),
+                handicap: self.new_start_handicap.unwrap_or(DEFAULT_HANDICAP),
+                paused: self.paused.unwrap_or(false),
+                separator: self.group_separator,
+                by_seconds: self.by_seconds.unwrap_or(false),
+            },
+            lease: self.lease,
+            queue_weight: self.queue_weight,
+        }
     }
 
     /// Each setting's effective value and where it comes from: `set`, `guc` or `default`.

@@ -90,7 +90,7 @@ impl Sched<'_> {
         self.counters(accounted.queue).refunds += 1;
     }
 
-    /// A released task gives back its charge (rule 5), at the weight now in force. By name, since the claim was long ago;
+    /// A released task gives back its charge (rule 5) and its tokens, at the weight now in force. By name, since the claim was long ago;
     /// a key that has been forgotten has nothing to give back.
     pub fn refund(
         &mut self,
@@ -105,6 +105,8 @@ impl Sched<'_> {
             let weight = self.weight_in_force(self.entries.get(slot).tenant, own_weight);
             self.take_off(slot, Ticks::step(cost, weight));
             self.counters(queue).refunds += 1;
+            let tenant = self.entries.get(slot).tenant;
+            self.return_tokens(tenant, self.latest_of(tenant));
         }
     }
 
@@ -211,6 +213,7 @@ impl Sched<'_> {
             return;
         };
         self.tenants.get_mut(tenant).running = running;
+        self.regate(tenant, now.unwrap_or(self.latest_of(tenant)));
         if let Some(now) = now {
             for slot in self.tenants.get(tenant).entries {
                 if slot != NIL {
@@ -233,7 +236,10 @@ impl Sched<'_> {
             return Ok(());
         }
         let tenant = self.tenant_or_new(queue, key)?;
+        let latest = self.queues.get(queue).latest;
+        self.settle_key(tenant, latest);
         self.tenants.get_mut(tenant).weight = weight.map_or(f64::NAN, Weight::get);
+        self.regate(tenant, latest);
         self.release_tenant(tenant);
         Ok(())
     }

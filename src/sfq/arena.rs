@@ -251,7 +251,7 @@ impl Slot for Tenant {
         weight: f64::NAN,
         bucket: Bucket::FULL,
         average: f32::NAN,
-        own_weight: 1.0,
+        own_weight: f32::NAN,
         ..Tenant::ZERO
     };
 

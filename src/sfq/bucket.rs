@@ -23,8 +23,11 @@ impl Bucket {
         at: i64::MIN,
     };
 
-    /// Adds what has come in until `now`, at `rate` tokens a second.
+    /// Adds what has come in until `now`, at `rate` tokens a second. NaN is no limit: nothing is counted.
     pub fn settle(&mut self, rate: f64, now: i64) {
+        if rate.is_nan() {
+            return;
+        }
         let passed = now.saturating_sub(self.at);
         if passed > 0 {
             self.tokens += passed as f64 * rate / MICROS;
@@ -32,7 +35,16 @@ impl Bucket {
         } else if passed < -CLOCK_SET_BACK {
             self.at = now;
         }
-        self.tokens = self.tokens.min(capacity(rate));
+        self.fill(self.tokens, rate);
+    }
+
+    /// A bucket that is full stays full if its capacity grows.
+    fn fill(&mut self, tokens: f64, rate: f64) {
+        self.tokens = if tokens < capacity(rate) {
+            tokens
+        } else {
+            f64::INFINITY
+        };
     }
 
     /// Whether there is a token, as of the last time it was settled.
@@ -41,13 +53,17 @@ impl Bucket {
     }
 
     /// Takes a token, if there is one or not: a claim that was allowed while none was needed stays allowed.
-    pub fn take(&mut self) {
-        self.tokens = (self.tokens - 1.0).max(0.0);
+    pub fn take(&mut self, rate: f64) {
+        if !rate.is_nan() {
+            self.tokens = (self.tokens.min(capacity(rate)) - 1.0).max(0.0);
+        }
     }
 
     /// Gives a token back.
     pub fn give_back(&mut self, rate: f64) {
-        self.tokens = (self.tokens + 1.0).min(capacity(rate));
+        if !rate.is_nan() {
+            self.fill(self.tokens + 1.0, rate);
+        }
     }
 
     /// When there will be a token at `rate`; `i64::MAX`: never.

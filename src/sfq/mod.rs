@@ -17,6 +17,7 @@
 //! | `account` | charges, refunds, corrections, weights, running counts |
 //! | `persist` | restore, rebase, and what the periodic snapshot needs |
 //! | `bucket` | a token bucket |
+//! | `gate` | caps and rate limits: which keys are held back |
 //! | `policy` | the settings of a queue |
 //! | `upkeep` | what the keeper of a board needs besides claims |
 //! | `view` | what an observer sees, and the check of all invariants |
@@ -33,6 +34,7 @@ pub mod account;
 mod arena;
 mod bucket;
 pub mod claim;
+mod gate;
 mod keys;
 pub mod lane;
 pub mod node;

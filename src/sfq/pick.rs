@@ -68,6 +68,8 @@ pub struct Pick {
     pub weight: f64,
     charged: Option<Charged>,
     taken: Taken,
+    /// The weight that the key's rate went by.
+    own_weight_before: f32,
 }
 
 impl Pick {
@@ -121,10 +123,13 @@ impl Sched<'_> {
         excluded: &[LaneRef],
     ) -> Option<Pick> {
         let slot = self.queue_slot(queue);
-        if slot == NIL || self.is_paused(queue) {
+        if slot == NIL {
             return None;
         }
         self.advance(queue, now);
+        if !self.queues.get(slot).is_open() {
+            return None;
+        }
         for priority in Priority::ALL {
             loop {
                 let choice = match order {
@@ -237,10 +242,6 @@ impl Sched<'_> {
         let entry = self.entries.get_mut(slot);
         entry.in_flight += 1;
         let start = node.start_of(&entry.member);
-        if taken.exact() {
-            let tenant = self.tenants.get_mut(entry.tenant);
-            tenant.running = tenant.running.saturating_add(1);
-        }
         let charged = if taken.exact() && order == Order::Fair {
             let rank = survey(entry, handicap, now)
                 .0
@@ -254,6 +255,11 @@ impl Sched<'_> {
             self.mark_dirty_slot(slot);
         }
         self.refresh(slot, now);
+        let own_weight_before = self.tenants.get(tenant).own_weight;
+        if taken.exact() {
+            self.start_running(tenant, taken.own_weight(), now);
+            self.regate(tenant, now);
+        }
         Some(Pick {
             epoch: self.epoch(),
             queue,
@@ -273,6 +279,7 @@ impl Sched<'_> {
             weight,
             charged,
             taken,
+            own_weight_before,
         })
     }
 
@@ -292,26 +299,26 @@ impl Sched<'_> {
     /// The first row that could be tried is `actual`, not the expected one; `clean` as in [`Sched::confirm`], for the
     /// rows before `actual`. What was charged is taken back.
     pub fn found(&mut self, pick: &Pick, clean: bool, actual: Row, now: i64) {
-        self.take_back(pick);
+        self.take_back(pick, now);
         self.update_lane(pick, now, |lane, taken| lane.found(taken, clean, actual));
     }
 
     /// No row was seen from `pick.cursor` on. What was charged is taken back.
     pub fn close(&mut self, pick: &Pick, now: i64) {
-        self.take_back(pick);
+        self.take_back(pick, now);
         self.update_lane(pick, now, |lane, taken| lane.close(taken));
     }
 
     /// The expected row is held by somebody else, so the cursor stays at it; `next` is the row after it that could
     /// be tried. What was charged is taken back.
     pub fn hold(&mut self, pick: &Pick, row: RowPos, next: Next, now: i64) {
-        self.take_back(pick);
+        self.take_back(pick, now);
         self.update_lane(pick, now, |lane, taken| lane.hold(taken, row, next));
     }
 
     /// The pick came to nothing: everything is given back.
     pub fn retract(&mut self, pick: &Pick, now: i64) {
-        self.take_back(pick);
+        self.take_back(pick, now);
         self.update_lane(pick, now, |lane, taken| lane.give_back(taken));
     }
 
@@ -333,12 +340,12 @@ impl Sched<'_> {
             return;
         }
         self.land(slot);
-        self.change_running(slot, -1);
         if charge.step != Ticks::ZERO {
             self.with_node(slot, |node, entries| node.undo(entries, slot, charge.step));
             self.mark_dirty_slot(slot);
             self.counters(charge.queue).refunds += 1;
         }
+        self.stop_running(self.entries.get(slot).tenant, now);
         self.note_row(slot, charge.band, charge.row, now);
     }
 
@@ -356,18 +363,21 @@ impl Sched<'_> {
         entry.in_flight = entry.in_flight.saturating_sub(1);
     }
 
-    fn take_back(&mut self, pick: &Pick) {
+    fn take_back(&mut self, pick: &Pick, now: i64) {
         let slot = self.live(pick.epoch, pick.entry);
         if slot == NIL {
             return;
         }
         self.land(slot);
-        if pick.exact {
-            self.change_running(slot, -1);
-        }
+        // Before the key may join again: a join would be in the way of an exact retraction.
         if let Some(charged) = pick.charged {
             self.with_node(slot, |node, entries| node.retract(entries, slot, &charged));
             self.mark_dirty_slot(slot);
+        }
+        if pick.exact {
+            let tenant = self.entries.get(slot).tenant;
+            self.tenants.get_mut(tenant).own_weight = pick.own_weight_before;
+            self.stop_running(tenant, now);
         }
     }
 
@@ -390,12 +400,6 @@ impl Sched<'_> {
             Some(tier) => act(&mut tier.node, &mut self.entries),
             None => R::default(),
         }
-    }
-
-    /// Counts tasks of the entry's key that began (or, below zero, ended) to run.
-    fn change_running(&mut self, slot: u32, delta: i32) {
-        let tenant = self.tenants.get_mut(self.entries.get(slot).tenant);
-        tenant.running = tenant.running.saturating_add(delta).max(0);
     }
 }
 

@@ -120,7 +120,9 @@ impl Sched<'_> {
         if slot == NIL || old == *policy {
             return;
         }
+        self.settle_all(slot, now);
         self.queues.get_mut(slot).policy = PolicyRec::new(policy);
+        self.fill_unlimited(slot);
         self.refresh_all(slot, now);
     }
 

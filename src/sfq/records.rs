@@ -135,7 +135,8 @@ pub struct Tenant {
     pub entries: [u32; Priority::COUNT],
     /// Moving average of measured run times, in seconds; NaN: none has been measured.
     pub average: f32,
-    /// The own weight of the row claimed last, for the rate of a key without an override.
+    /// The own weight of the row claimed last, else of the first noted, for the rate of a key without an override; NaN:
+    /// there has been none.
     pub own_weight: f32,
     pub key_len: u16,
     pub used: u16,

@@ -15,7 +15,45 @@ impl QueueId {
 
 impl Sched<'_> {
     /// A row is claimed aside from the fair order (it was pinned, or asked for by its id): its key joins and is charged,
-    /// the clock does not move (rule 3). The charge is kept or undone like that of a pick.
+    /// the clock does not move (rule 3). The charge is kept or undone like that of a pick. Refused to a key at its cap or
+    /// without a token, and in a paused queue.
+    #[allow(clippy::too_many_arguments)]
+    pub fn claim_aside(
+        &mut self,
+        queue: QueueId,
+        priority: Priority,
+        key: &FairnessKey<'_>,
+        band: u8,
+        row: Row,
+        now: i64,
+    ) -> Result<(Accounted, Charge), Refused> {
+        if let Some(refused) = self.refused(queue, key, now) {
+            return Err(refused);
+        }
+        let tenant = self.find_tenant(self.queue_slot(queue), key);
+        let cost = self.cost_of(tenant);
+        let accounted = self.charge(queue, priority, key, cost, row.weight, now)?;
+        let slot = self.entry_slot(accounted.entry);
+        if slot != NIL {
+            let entry = self.entries.get_mut(slot);
+            entry.in_flight += 1;
+            let tenant = entry.tenant;
+            self.start_running(tenant, row.weight, now);
+            self.refresh(slot, now);
+            self.regate(tenant, now);
+        }
+        let charge = Charge {
+            epoch: accounted.epoch,
+            queue,
+            entry: accounted.entry,
+            band: band.min(1),
+            row,
+            step: accounted.step,
+        };
+        Ok((accounted, charge))
+    }
+
+    /// As [`Sched::claim_aside`], for a row of band 0.
     pub fn take_aside(
         &mut self,
         queue: QueueId,
@@ -24,26 +62,7 @@ impl Sched<'_> {
         row: Row,
         now: i64,
     ) -> Result<(Accounted, Charge), Refused> {
-        let tenant = self.find_tenant(self.queue_slot(queue), key);
-        let cost = self.cost_of(tenant);
-        let accounted = self.charge(queue, priority, key, cost, row.weight, now)?;
-        let slot = self.entry_slot(accounted.entry);
-        if slot != NIL {
-            let entry = self.entries.get_mut(slot);
-            entry.in_flight += 1;
-            let tenant = self.tenants.get_mut(entry.tenant);
-            tenant.running = tenant.running.saturating_add(1);
-            self.refresh(slot, now);
-        }
-        let charge = Charge {
-            epoch: accounted.epoch,
-            queue,
-            entry: accounted.entry,
-            band: 0,
-            row,
-            step: accounted.step,
-        };
-        Ok((accounted, charge))
+        self.claim_aside(queue, priority, key, 0, row, now)
     }
 
     /// The pass that a key would be charged at now: its own, or the clock if it is behind or unknown.
@@ -91,14 +110,18 @@ impl Sched<'_> {
     /// No task of the scope runs any more: they were truncated.
     pub fn clear_running(&mut self, scope: u64) {
         self.each_tenant_of(scope, |sched, tenant| {
-            sched.tenants.get_mut(tenant).running = 0
+            sched.tenants.get_mut(tenant).running = 0;
+            sched.regate(tenant, sched.latest_of(tenant));
         });
     }
 
     /// No key of the scope has an override any more: they were truncated.
     pub fn clear_overrides(&mut self, scope: u64) {
         self.each_tenant_of(scope, |sched, tenant| {
-            sched.tenants.get_mut(tenant).weight = f64::NAN
+            let latest = sched.latest_of(tenant);
+            sched.settle_key(tenant, latest);
+            sched.tenants.get_mut(tenant).weight = f64::NAN;
+            sched.regate(tenant, latest);
         });
     }
 

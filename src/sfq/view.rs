@@ -1,8 +1,10 @@
 //! What an observer sees, and the check of all invariants that the tests run after every step.
 
+use super::gate::{Gate, gate_of};
 use super::lane::Lane;
-use super::records::{DIRTY, IDLE, QueueRec, TIMED};
+use super::records::{DIRTY, Entry, IDLE, QueueRec, TIMED, Tenant};
 use super::tree::NIL;
+use super::wake::survey;
 use super::{QueueId, Sched, Ticks};
 use crate::names::{FairnessKey, Priority};
 
@@ -158,8 +160,8 @@ impl Sched<'_> {
                 entry.member.pass.minus(clock)
             },
             running: tenant.running,
-            eligible,
-            waiting_for: None,
+            eligible: eligible && queue.is_open(),
+            waiting_for: waiting_for(queue, tenant, entry),
             group: None,
             head_due: front.filter(|_| eligible).map(|lane| lane.head.due),
             wake: (entry.wake != i64::MAX).then_some(entry.wake),
@@ -247,8 +249,14 @@ impl Sched<'_> {
             .lanes
             .iter()
             .any(|lane| lane.is_open() && lane.head.due != i64::MAX);
-        if sleeps && !entry.is(TIMED) && !entry.member.is_eligible() {
+        let tenant = self.tenants.get(entry.tenant);
+        let gate = gate_of(self.queues.get(tenant.queue), tenant);
+        let asleep = entry.is(TIMED) || matches!(gate, Gate::Capped | Gate::Limited(i64::MAX));
+        if sleeps && !asleep && !entry.member.is_eligible() {
             return Err("has open lanes but is neither eligible nor asleep".into());
+        }
+        if entry.member.is_eligible() && gate != Gate::Open {
+            return Err(format!("eligible, but held back: {gate:?}"));
         }
         Ok(())
     }
@@ -292,6 +300,22 @@ impl Sched<'_> {
         }
         equal("key records in use", self.header.free_tenants.in_use, used)?;
         equal("key records in hash chains", chained, used)
+    }
+}
+
+/// Why a key is not eligible, as of the last [`Sched::advance`].
+fn waiting_for(queue: &QueueRec, tenant: &Tenant, entry: &Entry) -> Option<Waiting> {
+    let (front, wake) = survey(entry, queue.policy.handicap, queue.latest);
+    if front.is_none() {
+        return (wake != i64::MAX).then_some(Waiting::Future);
+    }
+    if queue.policy.paused != 0 {
+        return Some(Waiting::Paused);
+    }
+    match gate_of(queue, tenant) {
+        Gate::Capped => Some(Waiting::Cap),
+        Gate::Limited(_) => Some(Waiting::Rate),
+        Gate::Open => (!queue.is_open()).then_some(Waiting::Rate),
     }
 }
 

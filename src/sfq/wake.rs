@@ -1,9 +1,10 @@
 //! Which entries are eligible now, and when the sleeping ones wake: the only place where an entry joins its tier's
 //! order, leaves it or moves in it because of its lanes.
 
+use super::gate::Gate;
 use super::lane::{Lane, Row, RowPos};
 use super::node::Rank;
-use super::records::{Entry, TIMED};
+use super::records::{Entry, QueueRec, TIMED};
 use super::tree::NIL;
 use super::{Full, QueueId, Sched};
 use crate::names::{FairnessKey, Priority};
@@ -50,9 +51,15 @@ impl Sched<'_> {
         if slot == NIL {
             return;
         }
+        let gate = self.settle_key(self.entries.get(slot).tenant, now);
         let entry = self.entries.get(slot);
         let queue = self.queues.get_mut(self.tenants.get(entry.tenant).queue);
-        let (front, wake) = survey(entry, queue.policy.handicap, now);
+        let (front, wake) = match (survey(entry, queue.policy.handicap, now), gate) {
+            // Nothing but the end of a task wakes a key at its cap.
+            ((Some(_), _), Gate::Capped) => (None, i64::MAX),
+            ((Some(_), _), Gate::Limited(until)) => (None, until),
+            (surveyed, _) => surveyed,
+        };
         let was_eligible = entry.member.is_eligible();
 
         if entry.is(TIMED) && entry.wake != wake {
@@ -108,14 +115,24 @@ impl Sched<'_> {
         }
         let slot = self.entry_or_new(queue, priority, key, now)?;
         self.note_row(slot, band.min(1), row, now);
+        self.settle_queue(queue, now);
         let entry = self.entries.get(slot);
+        let mut wake = entry.wake;
+        let closed = self.queues.get(queue).closed_until();
+        if entry.member.is_eligible() && closed != i64::MIN {
+            wake = closed;
+        }
         Ok(Noted {
-            eligible: entry.member.is_eligible(),
-            wake: (entry.wake != i64::MAX).then_some(entry.wake),
+            eligible: entry.member.is_eligible() && closed == i64::MIN,
+            wake: (wake != i64::MAX).then_some(wake),
         })
     }
 
     pub(super) fn note_row(&mut self, slot: u32, band: u8, row: Row, now: i64) {
+        let tenant = self.tenants.get_mut(self.entries.get(slot).tenant);
+        if slot != NIL && tenant.own_weight.is_nan() {
+            tenant.own_weight = row.weight.unwrap_or(1.0) as f32;
+        }
         if let Some(lane) = self.lane_mut(slot, band) {
             lane.note(row);
         }
@@ -132,34 +149,47 @@ impl Sched<'_> {
         self.refresh(slot, now);
     }
 
-    /// Wakes the keys whose rows have come due. O(log K) for each.
+    /// Wakes the keys whose rows have come due, or that have a token again. O(log K) for each.
     pub fn advance(&mut self, queue: QueueId, now: i64) {
         let queue = self.queue_slot(queue);
         if queue == NIL {
             return;
         }
+        self.settle_queue(queue, now);
         loop {
             let slot = self.queues.get(queue).timers.first(&self.entries);
             if slot == NIL || self.entries.get(slot).wake > now {
                 return;
             }
-            self.wake(slot, now);
+            self.refresh(slot, now);
         }
     }
 
-    /// When the next sleeping key wakes.
+    /// When something can next be picked that cannot be picked now, as of the last [`Sched::advance`], unless something
+    /// changes meanwhile: a sleeping key wakes, a key or the queue has a token again.
     pub fn next_timer(&self, queue: QueueId) -> Option<i64> {
-        let slot = self
-            .queues
-            .get(self.queue_slot(queue))
-            .timers
-            .first(&self.entries);
-        (slot != NIL).then(|| self.entries.get(slot).wake)
+        let queue = self.queues.get(self.queue_slot(queue));
+        let slot = queue.timers.first(&self.entries);
+        let closed = queue.closed_until();
+        let next = if closed != i64::MIN && queue.has_members() {
+            closed
+        } else if slot != NIL {
+            self.entries.get(slot).wake.max(closed)
+        } else {
+            i64::MAX
+        };
+        (next != i64::MAX).then_some(next)
     }
 
     /// Whether anything can be picked, as of the last [`Sched::advance`].
     pub fn has_eligible(&self, queue: QueueId) -> bool {
         let queue = self.queues.get(self.queue_slot(queue));
-        queue.policy.paused == 0 && queue.tiers.iter().any(|tier| !tier.node.is_empty())
+        queue.is_open() && queue.has_members()
+    }
+}
+
+impl QueueRec {
+    fn has_members(&self) -> bool {
+        self.tiers.iter().any(|tier| !tier.node.is_empty())
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::atomic::Ordering::Relaxed;
 
 use pgrx::IntoDatum;
 use pgrx::pg_sys;
@@ -9,13 +10,14 @@ use pgrx::pg_sys;
 use super::load::ensure_loaded;
 use super::reap::{reap, tid, tids};
 use super::statements as sql;
-use super::table::{LaneKey, PinnedRow, TaskTable, Tid, TupleLock};
+use super::table::{LaneKey, PinnedRow, TaskTable, Tid, TupleLock, column};
 use super::{admit, timestamp};
 use crate::board::wait::{Line, Waiting};
-use crate::board::{self, QueueRef, effects, now, stored_key, wait};
+use crate::board::{self, OnCommit, QueueRef, effects, now, shmem, stored_key, stored_priority, wait};
+use crate::names::Priority;
 use crate::config;
 use crate::errors::Error;
-use crate::sfq::{self, Charge, Claimed, Lane, Locked, Order, Pick, QueueId, Row, RowPos, Sched};
+use crate::sfq::{self, Charge, Claimed, Lane, Locked, Order, Pick, QueueId, Refused, Row, RowPos, Sched};
 use crate::spi;
 
 /// What a worker asks for.
@@ -111,7 +113,7 @@ pub fn check_transaction(function: &'static str) -> Result<(), Error> {
 pub fn claim(request: &Request, mut emit: impl FnMut(&mut ResultRow)) -> Result<(), Error> {
     let table = TaskTable::open()?;
     let deadline = request.wait.map(|wait| now().saturating_add(wait));
-    let queues = shuffled(&request.queues);
+    let queues = drawn(&table, &request.queues)?;
     let mut handed = 0;
     let mut held = claim_once(&table, &queues, request, &mut handed, &mut emit)?;
     let Some(deadline) = deadline else {
@@ -218,7 +220,7 @@ fn claim_queue(
         board::with(|sched| sched.counters(queue).empty_claims += 1);
         return Ok(0);
     }
-    hand_over(&claimed, name, worker, now, order, emit);
+    HandOver { queue, name, worker, now, order }.over(&claimed, emit);
     Ok(claimed.len())
 }
 
@@ -256,120 +258,170 @@ fn claim_pinned(
         let TupleLock::Locked(tid) = table.lock_or_skip(*tid) else {
             continue;
         };
-        let key = stored_key(key);
-        let taken = board::with(|sched| {
-            let taken = sched.take_aside(queue, *priority, &key, *row, now);
-            if let Ok((_, charge)) = &taken {
-                effects::claimed(charge);
-            }
-            taken
-        });
-        // No room for the key on the board: the task stays pinned until there is.
-        let Ok((accounted, charge)) = taken else {
-            continue;
-        };
-        claimed.push(Claimed {
-            handle: tid,
-            row: *row,
-            priority: *priority,
-            key: key.into_owned(),
-            band: 0,
-            start: accounted.start,
-            clock: accounted.clock,
-            lag: accounted.lag,
-            weight: accounted.weight,
-            charged: 1.0,
-            charge,
-        });
+        // No room for the key on the board, or it is gated: the task stays pinned until that is over.
+        if let Ok(taken) = take_aside(queue, *priority, key, *row, tid, now) {
+            claimed.push(taken);
+        }
     }
 }
 
-/// Hands locked rows to the worker in one UPDATE, and gives them out in pick order.
-fn hand_over(
-    claimed: &[Claimed<Tid>],
-    name: &QueueRef,
-    worker: &str,
+/// Claims one task by its id, aside from the order: its key is charged, the clock does not move (rule 3). Nothing if it is
+/// not claimable now by this worker.
+pub fn claim_by_id(id: i64, worker: &str, mut emit: impl FnMut(&mut ResultRow)) -> Result<(), Error> {
+    let table = TaskTable::open()?;
+    let now = now();
+    let claimable = |row: &TaskTable| {
+        let pinned = row.get::<String>(column::STICKY_WORKER).is_some_and(|w| w != worker)
+            && row.micros(column::STICKY_UNTIL).is_none_or(|until| until > now);
+        row.get::<pg_sys::Oid>(column::STATE) == Some(table.catalog.pending)
+            && row.micros(column::SCHEDULED_AT).is_some_and(|due| due <= now)
+            && !pinned
+    };
+    if !table.find(id) || !claimable(&table) {
+        return Ok(());
+    }
+    let queue_name: String = table.get(column::QUEUE).unwrap_or_default();
+    let TupleLock::Locked(tid) = table.lock_or_skip(table.tid()) else { return Ok(()) };
+    let found = table.row();
+    let priority = stored_priority(table.get(column::PRIORITY).unwrap_or(3));
+    let key: String = table.get(column::FAIRNESS_KEY).unwrap_or_default();
+    let queue = ensure_loaded(&table, &queue_name)?;
+    let name = QueueRef { scope: table.catalog.scope(), name: queue_name };
+    let claimed = match take_aside(queue, priority, &key, found, tid, now) {
+        Ok(claimed) => claimed,
+        Err(Refused::Full) => return Err(Error::BoardFull { key, max: config::max_keys() }),
+        Err(Refused::Capped | Refused::Limited | Refused::Paused) => return Ok(()),
+    };
+    let hand = HandOver { queue, name: &name, worker, now, order: Order::Fair };
+    hand.over(&[claimed], &mut emit);
+    Ok(())
+}
+
+/// Charges a locked row aside from the order.
+fn take_aside(
+    queue: QueueId,
+    priority: Priority,
+    key: &str,
+    row: Row,
+    tid: Tid,
+    now: i64,
+) -> Result<Claimed<Tid>, Refused> {
+    let key = stored_key(key);
+    let (accounted, charge) = board::with(|sched| {
+        let taken = sched.take_aside(queue, priority, &key, row, now)?;
+        effects::claimed(&taken.1);
+        Ok::<_, Refused>(taken)
+    })?;
+    Ok(Claimed {
+        handle: tid,
+        row,
+        priority,
+        key: key.into_owned(),
+        band: 0,
+        start: accounted.start,
+        clock: accounted.clock,
+        lag: accounted.lag,
+        weight: accounted.weight,
+        charged: accounted.cost,
+        aged: false,
+        charge,
+    })
+}
+
+/// Rows that are locked and charged, on their way to a worker.
+struct HandOver<'a> {
+    queue: QueueId,
+    name: &'a QueueRef,
+    worker: &'a str,
     now: i64,
     order: Order,
-    emit: &mut impl FnMut(&mut ResultRow),
-) {
-    let lease_until = now.saturating_add(config::default_lease());
-    let charged = match order {
-        Order::Fair => 1f64.into_datum(),
-        Order::Due => None,
-    };
-    effects::on_commit(board::OnCommit::LeaseDue {
-        queue: name.clone(),
-        at: lease_until,
-    });
-    spi::connect(|spi| {
-        let (statement, rows) = match claimed {
-            [one] => (&sql::CLAIM_ONE, tid(&one.handle)),
-            many => (
-                &sql::CLAIM_MANY,
-                tids(&many.iter().map(|c| c.handle).collect::<Vec<_>>()),
-            ),
-        };
-        let args = [
-            rows,
-            worker.into_datum(),
-            Some(timestamp(lease_until)),
-            Some(timestamp(now)),
-            charged,
-        ];
-        let rows = admit::while_claiming(|| spi.run(statement, &args));
-        let mut places: HashMap<i64, usize> = HashMap::with_capacity(rows.len());
-        if claimed.len() > 1 {
-            places.extend((0..rows.len()).filter_map(|i| Some((rows.get::<i64>(i, 1)?, i))));
-        }
-        for claim in claimed {
-            let place = if claimed.len() > 1 {
-                places.get(&claim.row.pos.id).copied()
-            } else {
-                Some(0)
-            };
-            let Some(place) = place.filter(|p| *p < rows.len()) else {
-                continue;
-            };
-            let mut result = (
-                [pg_sys::Datum::from(0); RESULT_COLUMNS],
-                [true; RESULT_COLUMNS],
-            );
-            for column in 0..RESULT_COLUMNS - 2 {
-                if let Some(datum) = rows.datum(place, column as i32 + 1) {
-                    result.0[column] = datum;
-                    result.1[column] = false;
-                }
-            }
-            for (column, value) in [
-                (RESULT_COLUMNS - 2, claim.weight),
-                (RESULT_COLUMNS - 1, claim.lag.units()),
-            ] {
-                if let Some(datum) = value.into_datum() {
-                    result.0[column] = datum;
-                    result.1[column] = false;
-                }
-            }
-            emit(&mut result);
-        }
-    });
-    // SAFETY: a further claim in the same statement must see these rows as taken.
-    unsafe { pg_sys::CommandCounterIncrement() };
 }
 
-/// The queues in an order drawn anew, each once.
-fn shuffled<'a>(queues: &[&'a str]) -> Vec<&'a str> {
-    let mut left: Vec<&str> = Vec::with_capacity(queues.len());
-    for queue in queues {
-        if !left.contains(queue) {
-            left.push(queue);
+impl HandOver<'_> {
+    /// Hands the rows over, in one UPDATE for all that cost the same, and gives them out in pick order.
+    fn over(&self, claimed: &[Claimed<Tid>], emit: &mut impl FnMut(&mut ResultRow)) {
+        let lease = match shmem::extras(self.queue).lease.load(Relaxed) {
+            0 => config::default_lease(),
+            lease => lease,
+        };
+        let lease_until = self.now.saturating_add(lease);
+        effects::on_commit(OnCommit::LeaseDue { queue: self.name.clone(), at: lease_until });
+        spi::connect(|spi| {
+            let batches = self.update(spi, claimed, lease_until);
+            let mut places: HashMap<i64, (usize, usize)> = HashMap::new();
+            for (batch, rows) in batches.iter().enumerate() {
+                places.extend((0..rows.len()).filter_map(|i| Some((rows.get::<i64>(i, 1)?, (batch, i)))));
+            }
+            for claim in claimed {
+                // A user's own trigger may have kept a row back.
+                let Some(&(batch, place)) = places.get(&claim.row.pos.id) else { continue };
+                emit(&mut result_row(&batches[batch], place, claim));
+            }
+        });
+        // SAFETY: a further claim in the same statement must see these rows as taken.
+        unsafe { pg_sys::CommandCounterIncrement() };
+    }
+
+    fn update<'s>(&self, spi: &'s spi::Spi, claimed: &[Claimed<Tid>], lease_until: i64) -> Vec<spi::Rows<'s>> {
+        let mut costs: Vec<f64> = claimed.iter().map(|c| c.charged).collect();
+        costs.sort_by(f64::total_cmp);
+        costs.dedup();
+        costs
+            .into_iter()
+            .map(|cost| {
+                let same: Vec<Tid> = claimed.iter().filter(|c| c.charged == cost).map(|c| c.handle).collect();
+                let (statement, rows) = match same.as_slice() {
+                    [one] => (&sql::CLAIM_ONE, tid(one)),
+                    many => (&sql::CLAIM_MANY, tids(many)),
+                };
+                // Without fairness nothing is charged, so there is nothing to correct or undo later.
+                let charged = (self.order == Order::Fair).then_some(cost).into_datum();
+                let until = Some(timestamp(lease_until));
+                let args = [rows, self.worker.into_datum(), until, Some(timestamp(self.now)), charged];
+                admit::while_claiming(|| spi.run(statement, &args))
+            })
+            .collect()
+    }
+}
+
+/// A row of harvest_fair.claimed_task: the updated row, with weight and lag as of the pick.
+fn result_row(rows: &spi::Rows, place: usize, claim: &Claimed<Tid>) -> ResultRow {
+    let mut result = ([pg_sys::Datum::from(0); RESULT_COLUMNS], [true; RESULT_COLUMNS]);
+    let of_row = (0..RESULT_COLUMNS - 2).map(|column| (column, rows.datum(place, column as i32 + 1)));
+    let of_pick = [
+        (RESULT_COLUMNS - 2, claim.weight.into_datum()),
+        (RESULT_COLUMNS - 1, claim.lag.units().into_datum()),
+    ];
+    for (column, datum) in of_row.chain(of_pick) {
+        if let Some(datum) = datum {
+            result.0[column] = datum;
+            result.1[column] = false;
         }
     }
+    result
+}
+
+/// The queues, each once, in an order drawn by their weights: a queue of weight 3 stands before one of weight 1 three
+/// times out of four; those of weight 0 come last.
+fn drawn<'a>(table: &TaskTable, queues: &[&'a str]) -> Result<Vec<&'a str>, Error> {
+    if let [queue] = queues {
+        return Ok(vec![queue]);
+    }
     let random = RandomState::new();
-    for i in (1..left.len()).rev() {
+    let mut drawn: Vec<(f64, &str)> = Vec::with_capacity(queues.len());
+    for (i, queue) in queues.iter().enumerate() {
+        if drawn.iter().any(|(_, other)| other == queue) {
+            continue;
+        }
+        let weight = shmem::extras(ensure_loaded(table, queue)?).queue_weight();
         let mut hasher = random.build_hasher();
         hasher.write_usize(i);
-        left.swap(i, (hasher.finish() % (i as u64 + 1)) as usize);
+        // Uniform in (0, 1]; an exponential waiting time at the queue's rate.
+        let uniform = (hasher.finish() >> 11) as f64 / (1u64 << 53) as f64 + f64::EPSILON;
+        let wait = -uniform.min(1.0).ln();
+        // Weight 0: after all others, in a random order of their own.
+        drawn.push((if weight > 0.0 { wait / weight } else { f64::MAX / 2.0 * (1.0 + uniform.min(0.99)) }, *queue));
     }
-    left
+    drawn.sort_by(|a, b| a.0.total_cmp(&b.0));
+    Ok(drawn.into_iter().map(|(_, queue)| queue).collect())
 }

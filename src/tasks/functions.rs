@@ -104,12 +104,7 @@ fn empty_payload() -> Option<pg_sys::Datum> {
 /// Declares a raw SQL function; `$arguments` reads argument 0 and runs inside the function's `unsafe` block.
 macro_rules! raw_function {
     ($finfo:ident, $name:ident, $arguments:expr) => {
-        #[unsafe(no_mangle)]
-        #[doc(hidden)]
-        pub extern "C" fn $finfo() -> &'static pg_sys::Pg_finfo_record {
-            const V1: pg_sys::Pg_finfo_record = pg_sys::Pg_finfo_record { api_version: 1 };
-            &V1
-        }
+        crate::trigger::finfo!($finfo);
 
         /// A claim; its result goes straight into the caller's tuplestore.
         ///
@@ -143,6 +138,37 @@ raw_function!(pg_finfo_fair_claim_any, fair_claim_any, |fcinfo| {
         .map(|q| q.ok_or(Error::ArrayNull { what: "queues" }))
         .collect()
 });
+
+/// `fair_claim_by_id(id, worker)`.
+///
+/// # Safety
+/// Called by Postgres with the arguments that sql/functions.sql declares.
+#[unsafe(no_mangle)]
+#[pg_guard]
+pub unsafe extern "C-unwind" fn fair_claim_by_id(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
+    // SAFETY: arguments 0 and 1 are bigint and text; InitMaterializedSRF checks that the caller takes a set.
+    let outcome = unsafe {
+        pg_sys::InitMaterializedSRF(fcinfo, pg_sys::MAT_SRF_USE_EXPECTED_DESC);
+        let (id, worker) = (pgrx::fcinfo::pg_getarg::<i64>(fcinfo, 0), pgrx::fcinfo::pg_getarg::<String>(fcinfo, 1));
+        let result = (*fcinfo).resultinfo.cast::<pg_sys::ReturnSetInfo>();
+        by_id(id, worker, |(values, nulls)| {
+            pg_sys::tuplestore_putvalues((*result).setResult, (*result).setDesc, values.as_ptr(), nulls.as_ptr());
+        })
+    };
+    if let Err(error) = outcome {
+        error.raise();
+    }
+    pg_sys::Datum::from(0)
+}
+crate::trigger::finfo!(pg_finfo_fair_claim_by_id);
+
+fn by_id(id: Option<i64>, worker: Option<String>, emit: impl FnMut(&mut claim::ResultRow)) -> std::result::Result<(), Error> {
+    let (id, worker) = (required("id", id)?, required("worker", worker)?);
+    check_worker(&worker)?;
+    claim::check_transaction("fair_claim_by_id")?;
+    janitor::ensure_running(&Catalog::get()?);
+    claim::claim_by_id(id, &worker, emit)
+}
 
 /// # Safety
 /// `fcinfo` is a call of fair_claim as sql/functions.sql declares it.

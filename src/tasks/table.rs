@@ -36,6 +36,7 @@ pub mod column {
     pub const LEASE_UNTIL: usize = 18;
     pub const CHARGED: usize = 19;
     pub const ENQUEUED_AT: usize = 21;
+    pub const STARTED_AT: usize = 22;
     /// How many there are.
     pub const COUNT: usize = 23;
 }
@@ -423,7 +424,8 @@ impl TaskTable {
         unsafe { (*self.slot).tts_tid }
     }
 
-    fn row(&self) -> Row {
+    /// The row in the slot, as the scheduler knows it.
+    pub fn row(&self) -> Row {
         // The later column first: one walk along the row decodes them all.
         let due = self.micros(column::SCHEDULED_AT).unwrap_or(i64::MAX);
         let id = self.get(column::ID).unwrap_or(i64::MAX);
