@@ -106,7 +106,9 @@ impl Sched<'_> {
             self.take_off(slot, Ticks::step(cost, weight));
             self.counters(queue).refunds += 1;
             let tenant = self.entries.get(slot).tenant;
-            self.return_tokens(tenant, self.latest_of(tenant));
+            let latest = self.latest_of(tenant);
+            self.return_queue_token(self.tenants.get(tenant).queue, latest);
+            self.return_key_token(tenant, latest);
         }
     }
 

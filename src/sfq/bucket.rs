@@ -47,6 +47,10 @@ impl Bucket {
         };
     }
 
+    pub fn is_same(&self, other: &Bucket) -> bool {
+        (self.tokens.to_bits(), self.at) == (other.tokens.to_bits(), other.at)
+    }
+
     /// Whether there is a token, as of the last time it was settled.
     pub fn has_token(&self) -> bool {
         self.tokens >= WHOLE

@@ -95,20 +95,25 @@ impl Sched<'_> {
         queue.bucket.take(queue.policy.rate_limit);
     }
 
-    /// It does not run after all.
+    /// It does not run after all: the queue has its token back at once.
     pub(super) fn stop_running(&mut self, tenant: u32, now: i64) {
         let record = self.tenants.get_mut(tenant);
         record.running = record.running.saturating_sub(1).max(0);
-        self.return_tokens(tenant, now);
+        let queue = record.queue;
+        self.return_queue_token(queue, now);
+        self.regate(tenant, now);
     }
 
-    /// Gives back one token of the key and one of its queue.
-    pub(super) fn return_tokens(&mut self, tenant: u32, now: i64) {
-        let record = self.tenants.get_mut(tenant);
-        let queue = self.queues.get_mut(record.queue);
+    pub(super) fn return_queue_token(&mut self, queue: u32, now: i64) {
+        let queue = self.queues.get_mut(queue);
         queue.bucket.settle(queue.policy.rate_limit, now);
         queue.bucket.give_back(queue.policy.rate_limit);
-        let rate = key_rate(queue, record);
+    }
+
+    /// The key has its token back at once.
+    pub(super) fn return_key_token(&mut self, tenant: u32, now: i64) {
+        let record = self.tenants.get_mut(tenant);
+        let rate = key_rate(self.queues.get(record.queue), record);
         record.bucket.settle(rate, now);
         record.bucket.give_back(rate);
         self.regate(tenant, now);

@@ -13,9 +13,10 @@
 //! tells the claimer where to look, and `found` makes the answer the lane's head, to be picked by whoever comes next.
 //! Were it charged, then retracted, the clock could meanwhile pass the key by, and the key would lose that charge.
 
+use super::bucket::Bucket;
 use super::lane::{Lane, Next, Row, RowPos, Taken};
 use super::node::{Charged, Node, Rank};
-use super::records::Entry;
+use super::records::{Entry, Tenant};
 use super::tree::NIL;
 use super::wake::{rank_of, survey};
 use super::{EntryId, QueueId, Sched, Ticks};
@@ -68,7 +69,8 @@ pub struct Pick {
     pub weight: f64,
     charged: Option<Charged>,
     taken: Taken,
-    /// The weight that the key's rate went by.
+    /// The key's tokens before and after, and the weight that its rate went by.
+    tokens: [Bucket; 2],
     own_weight_before: f32,
 }
 
@@ -255,9 +257,17 @@ impl Sched<'_> {
             self.mark_dirty_slot(slot);
         }
         self.refresh(slot, now);
-        let own_weight_before = self.tenants.get(tenant).own_weight;
+        self.settle_key(tenant, now);
+        let Tenant {
+            own_weight: own_weight_before,
+            bucket: tokens_before,
+            ..
+        } = *self.tenants.get(tenant);
         if taken.exact() {
             self.start_running(tenant, taken.own_weight(), now);
+        }
+        let tokens = [tokens_before, self.tenants.get(tenant).bucket];
+        if taken.exact() {
             self.regate(tenant, now);
         }
         Some(Pick {
@@ -279,6 +289,7 @@ impl Sched<'_> {
             weight,
             charged,
             taken,
+            tokens,
             own_weight_before,
         })
     }
@@ -345,7 +356,9 @@ impl Sched<'_> {
             self.mark_dirty_slot(slot);
             self.counters(charge.queue).refunds += 1;
         }
-        self.stop_running(self.entries.get(slot).tenant, now);
+        let tenant = self.entries.get(slot).tenant;
+        self.stop_running(tenant, now);
+        self.return_key_token(tenant, now);
         self.note_row(slot, charge.band, charge.row, now);
     }
 
@@ -375,9 +388,18 @@ impl Sched<'_> {
             self.mark_dirty_slot(slot);
         }
         if pick.exact {
-            let tenant = self.entries.get(slot).tenant;
-            self.tenants.get_mut(tenant).own_weight = pick.own_weight_before;
-            self.stop_running(tenant, now);
+            let slot = self.entries.get(slot).tenant;
+            let tenant = self.tenants.get_mut(slot);
+            let [before, after] = pick.tokens;
+            if tenant.bucket.is_same(&after) {
+                // Not a token more is due, whatever the weights of the rows.
+                tenant.own_weight = pick.own_weight_before;
+                tenant.bucket = before;
+                self.stop_running(slot, now);
+            } else {
+                self.stop_running(slot, now);
+                self.return_key_token(slot, now);
+            }
         }
     }
 

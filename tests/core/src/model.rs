@@ -56,11 +56,60 @@ pub struct Model {
     pub overrides: BTreeMap<String, f64>,
     /// Microseconds that a `new_start` row stands back.
     pub handicap: i64,
+    pub policy: Policy,
     /// False: plain priority and due order, nothing charged.
     pub fair: bool,
     passes: BTreeMap<(Tier, String), i128>,
     eligible: BTreeSet<(Tier, String)>,
     clocks: BTreeMap<Tier, i128>,
+    tokens: Tokens,
+    key_tokens: BTreeMap<String, Tokens>,
+    /// The own weight of the row claimed last, else of the first one enqueued.
+    own_weights: BTreeMap<String, f64>,
+}
+
+/// The settings that hold rows back.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Policy {
+    pub cap: Option<u32>,
+    pub rate: Option<f64>,
+    pub key_rate: Option<f64>,
+    pub paused: bool,
+}
+
+/// A token bucket; nothing is counted while there is no limit, or while it is full.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tokens {
+    /// How many there were, and when.
+    left: Option<(f64, i64)>,
+}
+
+impl Tokens {
+    fn at(&self, rate: f64, now: i64) -> f64 {
+        let full = rate.max(1.0);
+        self.left.map_or(full, |(tokens, then)| {
+            (tokens + (now - then) as f64 * rate / UNIT).min(full)
+        })
+    }
+
+    fn are_out(&self, rate: Option<f64>, now: i64) -> bool {
+        rate.is_some_and(|rate| self.at(rate, now) < 1.0 - 1e-9)
+    }
+
+    fn add(&mut self, rate: Option<f64>, tokens: f64, now: i64) {
+        self.left = rate.and_then(|rate| {
+            let left = (self.at(rate, now) + tokens).max(0.0);
+            (left < rate.max(1.0)).then_some((left, now))
+        });
+    }
+}
+
+/// Why a key whose rows are due cannot be claimed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeldBack {
+    Paused,
+    Cap,
+    Rate,
 }
 
 impl Default for Model {
@@ -73,6 +122,10 @@ impl Default for Model {
             passes: BTreeMap::new(),
             eligible: BTreeSet::new(),
             clocks: BTreeMap::new(),
+            policy: Policy::default(),
+            tokens: Tokens::default(),
+            key_tokens: BTreeMap::new(),
+            own_weights: BTreeMap::new(),
         }
     }
 }
@@ -112,8 +165,132 @@ impl Model {
 
     pub fn enqueue(&mut self, task: Task, now: i64) {
         self.touch(task.priority, &task.key);
+        self.own_weights
+            .entry(task.key.clone())
+            .or_insert(task.weight.unwrap_or(1.0));
         self.tasks.insert(task.id, task);
         self.settle(now);
+    }
+
+    pub fn running(&self, key: &str) -> usize {
+        let of_key = |task: &&Task| task.key == key && task.state == State::Running;
+        self.tasks.values().filter(of_key).count()
+    }
+
+    fn key_rate(&self, key: &str) -> Option<f64> {
+        let own = self.own_weights.get(key).copied();
+        self.policy
+            .key_rate
+            .map(|rate| rate * self.weight(key, own))
+    }
+
+    /// The settings change; tokens of a limit that goes are forgotten.
+    pub fn set_policy(&mut self, policy: Policy, now: i64) {
+        self.tokens.add(self.policy.rate, 0.0, now);
+        self.tokens.left = self.tokens.left.filter(|_| policy.rate.is_some());
+        self.settle_keys(now);
+        if policy.key_rate.is_none() {
+            self.key_tokens.clear();
+        }
+        self.policy = policy;
+        self.settle(now);
+    }
+
+    /// An override changes: until now, tokens came in at the old rate.
+    pub fn set_override(&mut self, key: &str, weight: Option<f64>, now: i64) {
+        self.settle_keys(now);
+        match weight {
+            Some(weight) => self.overrides.insert(key.into(), weight),
+            None => self.overrides.remove(key),
+        };
+        self.settle(now);
+    }
+
+    fn settle_keys(&mut self, now: i64) {
+        for key in self.key_tokens.keys().cloned().collect::<Vec<_>>() {
+            self.add_tokens(&key, 0.0, now);
+        }
+    }
+
+    fn add_tokens(&mut self, key: &str, tokens: f64, now: i64) {
+        let rate = self.key_rate(key);
+        self.key_tokens
+            .entry(key.into())
+            .or_default()
+            .add(rate, tokens, now);
+    }
+
+    /// A row begins to run, in or out of order.
+    fn start(&mut self, task: &Task, now: i64) {
+        self.tokens.add(self.policy.rate, -1.0, now);
+        self.add_tokens(&task.key, 0.0, now);
+        self.own_weights
+            .insert(task.key.clone(), task.weight.unwrap_or(1.0));
+        self.add_tokens(&task.key, -1.0, now);
+    }
+
+    fn give_tokens_back(&mut self, key: &str, now: i64) {
+        self.tokens.add(self.policy.rate, 1.0, now);
+        self.add_tokens(key, 1.0, now);
+    }
+
+    /// Why rows of the key cannot be claimed though they are due.
+    pub fn held_back(&self, key: &str, now: i64) -> Option<HeldBack> {
+        if self.policy.paused {
+            return Some(HeldBack::Paused);
+        }
+        self.key_held_back(key, now).or(self
+            .tokens
+            .are_out(self.policy.rate, now)
+            .then_some(HeldBack::Rate))
+    }
+
+    fn key_held_back(&self, key: &str, now: i64) -> Option<HeldBack> {
+        let cap = self.policy.cap;
+        if cap.is_some_and(|cap| self.running(key) >= cap as usize) {
+            return Some(HeldBack::Cap);
+        }
+        let tokens = self.key_tokens.get(key).copied().unwrap_or_default();
+        let out = tokens.are_out(self.key_rate(key), now);
+        out.then_some(HeldBack::Rate)
+    }
+
+    pub fn has_due_row(&self, priority: u8, key: &str, now: i64) -> bool {
+        self.tasks.values().any(|task| {
+            (task.priority, task.key.as_str()) == (priority, key)
+                && task.state == State::Pending
+                && task.due <= now
+                && task.due != i64::MAX
+        })
+    }
+
+    /// A row is claimed aside from the order (pinned, or by its id).
+    pub fn claim_aside(&mut self, id: i64, now: i64) -> Result<Claim, HeldBack> {
+        let task = self.tasks[&id].clone();
+        if let Some(held_back) = self.held_back(&task.key, now) {
+            return Err(held_back);
+        }
+        let mut claim = self.charge_at(task.priority, &task.key, 1.0, task.weight);
+        claim.id = id;
+        self.start(&task, now);
+        if let Some(task) = self.tasks.get_mut(&id) {
+            task.state = State::Running;
+        }
+        self.settle(now);
+        Ok(claim)
+    }
+
+    /// What is known of keys without rows, overrides or passes is forgotten, tokens included.
+    pub fn forget_strangers(&mut self) {
+        let known: BTreeSet<String> = self
+            .passes
+            .keys()
+            .map(|(_, key)| key.clone())
+            .chain(self.overrides.keys().cloned())
+            .chain(self.tasks.values().map(|task| task.key.clone()))
+            .collect();
+        self.key_tokens.retain(|key, _| known.contains(key));
+        self.own_weights.retain(|key, _| known.contains(key));
     }
 
     fn touch(&mut self, priority: u8, key: &str) -> &mut i128 {
@@ -127,7 +304,11 @@ impl Model {
     pub fn settle(&mut self, now: i64) {
         let mut eligible = BTreeSet::new();
         for task in self.tasks.values() {
-            if task.state == State::Pending && task.due <= now && task.due != i64::MAX {
+            if task.state == State::Pending
+                && task.due <= now
+                && task.due != i64::MAX
+                && self.key_held_back(&task.key, now).is_none()
+            {
                 eligible.insert((task.priority, task.key.clone()));
             }
         }
@@ -153,6 +334,7 @@ impl Model {
             .tasks
             .values()
             .filter(|task| task.state == State::Pending && task.due <= now && task.due != i64::MAX)
+            .filter(|task| self.held_back(&task.key, now).is_none())
             .collect();
         if self.fair {
             rows.sort_by_key(|task| {
@@ -190,6 +372,7 @@ impl Model {
             self.clocks.insert(task.priority, claim.clock);
             *self.touch(task.priority, &task.key) += claim.step;
         }
+        self.start(&task, now);
         self.tasks.get_mut(&task.id)?.state = State::Running;
         self.settle(now);
         Some(claim)
@@ -215,6 +398,7 @@ impl Model {
         if let Some(task) = self.tasks.get_mut(&claim.id) {
             task.state = State::Pending;
         }
+        self.give_tokens_back(&claim.key, now);
         self.settle(now);
     }
 
@@ -235,6 +419,7 @@ impl Model {
         self.touch(task.priority, &task.key);
         let weight = self.weight(&task.key, task.weight);
         self.take_off(task.priority, &task.key, step(1.0, weight));
+        self.give_tokens_back(&task.key, now);
         self.settle(now);
     }
 
@@ -255,8 +440,12 @@ impl Model {
 
     /// A charge from outside: the key joins and is charged, the clock stays.
     pub fn charge(&mut self, priority: u8, key: &str, cost: f64) -> Claim {
+        self.charge_at(priority, key, cost, None)
+    }
+
+    fn charge_at(&mut self, priority: u8, key: &str, cost: f64, own: Option<f64>) -> Claim {
         let clock = self.clock(priority);
-        let step = step(cost, self.weight(key, None));
+        let step = step(cost, self.weight(key, own));
         let pass = self.touch(priority, key);
         let start = (*pass).max(clock);
         *pass = start + step;

@@ -5,9 +5,11 @@
 use std::collections::BTreeMap;
 
 use harvest_fair_core_tests::harness::{MemoryBoard, Session, Stored, Table, key, priority};
-use harvest_fair_core_tests::model::{self, Model, State, Task};
+use harvest_fair_core_tests::model::{self, HeldBack, Model, State, Task};
 use harvest_fair_core_tests::names::Weight;
-use harvest_fair_core_tests::sfq::{Charge, Order, QueueId, RowPos, Ticks, claim};
+use harvest_fair_core_tests::sfq::{
+    Charge, Order, Policy, QueueId, Refused, RowPos, Ticks, Waiting, claim,
+};
 use proptest::prelude::*;
 
 const KEYS: [&str; 5] = ["", "a", "b", "c", "d"];
@@ -58,6 +60,12 @@ enum Op {
         cost: u8,
         abort: bool,
     },
+    /// Claims one row aside from the order, as if it were pinned to the session's worker.
+    Aside {
+        session: usize,
+        nth: usize,
+    },
+    Policy(model::Policy),
     Wait {
         micros: i64,
     },
@@ -83,6 +91,30 @@ enum Op {
     },
 }
 
+fn policy() -> impl Strategy<Value = model::Policy> {
+    let rate = || {
+        proptest::option::of(prop_oneof![
+            Just(0.0),
+            Just(0.5),
+            Just(2.0),
+            Just(3.0),
+            Just(10.0)
+        ])
+    };
+    (
+        proptest::option::of(0u32..6),
+        rate(),
+        rate(),
+        prop::bool::weighted(0.1),
+    )
+        .prop_map(|(cap, rate, key_rate, paused)| model::Policy {
+            cap,
+            rate,
+            key_rate,
+            paused,
+        })
+}
+
 fn ops() -> impl Strategy<Value = Vec<Op>> {
     let tier = || prop_oneof![4 => Just(3u8), 1 => 1u8..=5];
     let due = || prop_oneof![6 => -20 * SECOND..=0, 2 => 0..40 * SECOND, 1 => Just(i64::MAX)];
@@ -102,7 +134,9 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         1 => (0..KEYS.len(), weight()).prop_map(|(key, weight)| Op::Override { key, weight }),
         1 => (0..KEYS.len(), tier(), 1u8..9, any::<bool>())
             .prop_map(|(key, priority, cost, abort)| Op::Charge { key, priority, cost, abort }),
-        2 => prop_oneof![4 => 0..15 * SECOND, 1 => Just(3600 * SECOND)]
+        1 => (0..3usize, any::<usize>()).prop_map(|(session, nth)| Op::Aside { session, nth }),
+        1 => policy().prop_map(Op::Policy),
+        3 => prop_oneof![4 => 0..15 * SECOND, 4 => (0..8 * SECOND).prop_map(|t| t / 250_000 * 250_000), 1 => Just(3600 * SECOND)]
             .prop_map(|micros| Op::Wait { micros }),
         1 => any::<usize>().prop_map(|nth| Op::Delete { nth }),
         1 => (any::<usize>(), due()).prop_map(|(nth, due)| Op::Postpone { nth, due }),
@@ -223,6 +257,49 @@ impl World {
         Ok(())
     }
 
+    fn set_policy(&mut self, policy: model::Policy) {
+        let settings = Policy {
+            key_max_running: policy.cap,
+            rate_limit: policy.rate,
+            key_rate_limit: policy.key_rate,
+            paused: policy.paused,
+            ..Policy::default()
+        };
+        let mut sched = self.board.sched();
+        sched.set_policy(self.queue, &settings, self.now);
+        assert_eq!(sched.policy(self.queue), settings);
+        self.model.set_policy(policy, self.now);
+    }
+
+    fn claim_aside(&mut self, session: usize, id: i64) -> Result<(), TestCaseError> {
+        let task = self.model.tasks[&id].clone();
+        let row = self.table.row(id);
+        let (tier, name) = (priority(task.priority), key(&task.key));
+        let taken = self
+            .board
+            .sched()
+            .claim_aside(self.queue, tier, &name, task.band, row, self.now);
+        match (taken, self.model.claim_aside(id, self.now)) {
+            (Ok((accounted, charge)), Ok(expected)) => {
+                prop_assert_eq!(i128::from(accounted.lag.get()), expected.lag());
+                prop_assert_eq!(i128::from(accounted.step.get()), expected.step);
+                self.table.lock(session as u32, id, row.pos);
+                self.table.mark_claimed(id);
+                self.open[session].push((expected, charge));
+            }
+            (Err(refused), Err(held_back)) => {
+                let expected = match held_back {
+                    HeldBack::Paused => Refused::Paused,
+                    HeldBack::Cap => Refused::Capped,
+                    HeldBack::Rate => Refused::Limited,
+                };
+                prop_assert_eq!(refused, expected);
+            }
+            (taken, expected) => prop_assert!(false, "{taken:?}, not {expected:?}"),
+        }
+        Ok(())
+    }
+
     fn roll_back(&mut self, session: usize, keep: usize) {
         while self.open[session].len() > keep {
             let Some((claim, charge)) = self.open[session].pop() else {
@@ -310,10 +387,15 @@ impl World {
                     .sched()
                     .set_override(self.queue, &key(name), set)
                     .expect("room");
-                match weight {
-                    Some(weight) => self.model.overrides.insert(name.into(), weight),
-                    None => self.model.overrides.remove(name),
-                };
+                self.model.set_override(name, weight, self.now);
+            }
+            Op::Aside { session, nth } => {
+                if let Some(id) = self.pending(nth) {
+                    self.claim_aside(session, id)?;
+                }
+            }
+            Op::Policy(policy) => {
+                self.set_policy(policy);
             }
             Op::Charge {
                 key: name,
@@ -398,6 +480,7 @@ impl World {
 
     fn compare(&mut self) -> Result<(), TestCaseError> {
         self.model.settle(self.now);
+        self.model.forget_strangers();
         let mut sched = self.board.sched();
         sched.advance(self.queue, self.now);
         sched.check().map_err(TestCaseError::fail)?;
@@ -422,6 +505,7 @@ impl World {
                     entry.eligible,
                     entry.running,
                     entry.in_flight,
+                    entry.waiting_for,
                 ),
             );
         });
@@ -432,7 +516,7 @@ impl World {
             .collect();
         prop_assert_eq!(seen.len(), known.len());
         for (tier, name) in known {
-            let (lag, eligible, running, in_flight) = seen[&(tier, name.clone())];
+            let (lag, eligible, running, in_flight, waiting_for) = seen[&(tier, name.clone())];
             prop_assert_eq!(
                 Some(lag),
                 self.model.lag(tier, &name),
@@ -442,12 +526,24 @@ impl World {
             );
             // More keys than are eligible may be thought so; never fewer.
             prop_assert!(
-                eligible || !self.model.is_eligible(tier, &name),
+                eligible
+                    || !self.model.is_eligible(tier, &name)
+                    || self.model.held_back(&name, self.now).is_some(),
                 "{:?} is missed",
                 name
             );
-            let of_key = |task: &&Task| task.key == name && task.state == State::Running;
-            let expected = self.model.tasks.values().filter(of_key).count();
+            if self.model.has_due_row(tier, &name, self.now) {
+                let expected = self.model.held_back(&name, self.now).map(|why| match why {
+                    HeldBack::Paused => Waiting::Paused,
+                    HeldBack::Cap => Waiting::Cap,
+                    HeldBack::Rate => Waiting::Rate,
+                });
+                prop_assert_eq!(waiting_for, expected, "what {:?} waits for", name);
+                prop_assert_eq!(eligible, expected.is_none());
+            } else {
+                prop_assert!(!eligible || self.model.held_back(&name, self.now).is_none());
+            }
+            let expected = self.model.running(&name);
             prop_assert_eq!(running as usize, expected, "running count of {:?}", name);
             let open = self.open.iter().flatten();
             let expected = open
@@ -486,6 +582,7 @@ proptest! {
             world.commit(session);
         }
         world.apply(&Op::Unlock)?;
+        world.set_policy(model::Policy::default());
         world.claim(0, 1000, true)?;
         world.compare()?;
         let mut lost = world.model.tasks.values().filter(|task| {
