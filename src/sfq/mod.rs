@@ -30,23 +30,23 @@
 // The extension uses one part of this API, the tests another.
 #![allow(dead_code, unused_imports)]
 
-pub mod account;
+mod account;
 mod arena;
 mod bucket;
-pub mod claim;
+mod claim;
 mod gate;
 mod keys;
-pub mod lane;
-pub mod node;
+mod lane;
+mod node;
 mod persist;
-pub mod pick;
-pub mod policy;
-pub mod queue;
+mod pick;
+mod policy;
+mod queue;
 mod records;
-pub mod ticks;
+mod ticks;
 pub mod tree;
 mod upkeep;
-pub mod view;
+mod view;
 mod wake;
 
 use std::fmt;
