@@ -21,6 +21,7 @@
 //! | `policy` | the settings of a queue |
 //! | `upkeep` | what the keeper of a board needs besides claims |
 //! | `view` | what an observer sees, and the check of all invariants |
+//! | `preview` | the next claims, without claiming |
 //! | `claim` | the driver: from pick to locked row, over any board and any table |
 //!
 //! Every function is total: no input, and no stale id, can make it panic. A stale id (its slot has been freed or the
@@ -41,6 +42,7 @@ mod node;
 mod persist;
 mod pick;
 mod policy;
+mod preview;
 mod queue;
 mod records;
 mod ticks;
@@ -57,6 +59,7 @@ pub use claim::{Board, Claimed, Lane, Locked, Rows, claim};
 pub use lane::{Next, Row, RowPos};
 pub use pick::{Charge, LaneRef, Order, Pick};
 pub use policy::Policy;
+pub use preview::{Copied, CopyBuffer, preview};
 pub use queue::{QueueState, QueueView};
 pub use records::Counters;
 pub use ticks::Ticks;

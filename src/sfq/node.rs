@@ -125,6 +125,15 @@ impl Node {
         self.order.insert(members, slot);
     }
 
+    /// Takes over an eligible member of another node as it is.
+    pub fn adopt(&mut self, members: &mut impl Members, slot: u32, other: &Member) {
+        *members.member_mut(slot) = Member {
+            links: Links::default(),
+            ..*other
+        };
+        self.order.insert(members, slot);
+    }
+
     /// The member is no longer eligible; it keeps its pass.
     pub fn leave(&mut self, members: &mut impl Members, slot: u32) {
         self.order.remove(members, slot);

@@ -8,7 +8,7 @@ use harvest_fair_core_tests::harness::{MemoryBoard, Session, Stored, Table, key,
 use harvest_fair_core_tests::model::{self, HeldBack, Model, State, Task};
 use harvest_fair_core_tests::names::Weight;
 use harvest_fair_core_tests::sfq::{
-    Charge, Order, Policy, QueueId, Refused, RowPos, Ticks, Waiting, claim,
+    Charge, Claimed, Order, Policy, QueueId, Refused, RowPos, Ticks, Waiting, claim, preview,
 };
 use proptest::prelude::*;
 
@@ -223,8 +223,34 @@ impl World {
         (!ids.is_empty()).then(|| ids[nth % ids.len()])
     }
 
+    /// The rows that a claim would give, found on a copy of everything.
+    fn preview(
+        &mut self,
+        session: usize,
+        n: usize,
+        order: Order,
+    ) -> Result<Vec<i64>, TestCaseError> {
+        let mut table = self.table.clone();
+        let mut rows = Session::new(&mut table, session as u32);
+        let mut seen = Vec::new();
+        let weights = [];
+        preview(
+            &mut self.board,
+            &mut rows,
+            self.queue,
+            order,
+            n,
+            self.now,
+            &weights,
+            &mut seen,
+        )
+        .expect("the table never fails");
+        Ok(ids_of(&seen))
+    }
+
     fn claim(&mut self, session: usize, n: usize, fair: bool) -> Result<(), TestCaseError> {
         let order = if fair { Order::Fair } else { Order::Due };
+        let foreseen = self.preview(session, n, order)?;
         let mut rows = Session::new(&mut self.table, session as u32);
         let mut claimed = Vec::new();
         claim(
@@ -239,6 +265,7 @@ impl World {
         .expect("the table never fails");
         prop_assert_eq!(rows.under_way, 0);
         prop_assert_eq!(rows.remembered.len(), claimed.len());
+        prop_assert_eq!(&foreseen, &ids_of(&claimed), "what the preview said");
         self.model.fair = fair;
         let expected: Vec<model::Claim> =
             (0..n).map_while(|_| self.model.claim(self.now)).collect();
@@ -558,6 +585,10 @@ impl World {
         }
         Ok(())
     }
+}
+
+fn ids_of(claimed: &[Claimed<(i64, RowPos)>]) -> Vec<i64> {
+    claimed.iter().map(|claimed| claimed.handle.0).collect()
 }
 
 fn cases() -> u32 {
