@@ -95,7 +95,7 @@ struct Fetched<H> {
 }
 
 impl<H> Fetched<H> {
-    /// What was fetched says nothing about what `pick` asks, or is no longer needed.
+    /// Drops what says nothing about what `pick` asks, or is no longer needed.
     fn fit(&mut self, pick: &Pick) {
         if self.generation != pick.generation || self.from > pick.cursor {
             self.generation = pick.generation;
@@ -108,6 +108,8 @@ impl<H> Fetched<H> {
         {
             self.rows.pop_front();
         }
+        // Should the cursor come back, because another claimer gives its row back, the dropped ones would be missing.
+        self.from = pick.cursor;
     }
 
     fn restart(&mut self, from: RowPos) {

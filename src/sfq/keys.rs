@@ -108,8 +108,10 @@ impl Sched<'_> {
             return Ok(found);
         }
         // The slot comes before the key's record: making room may evict entries, and with them records.
+        let needs_record = self.find_tenant(queue, key) == NIL
+            && self.header.free_tenants.in_use == self.tenants.capacity();
         let mut slot = self.header.free_entries.take(&mut self.entries);
-        if slot == NIL && self.evict(false) {
+        if slot == NIL && self.evict(needs_record) {
             slot = self.header.free_entries.take(&mut self.entries);
         }
         if slot == NIL {
