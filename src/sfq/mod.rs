@@ -27,20 +27,20 @@
 // The extension uses one part of this API, the tests another.
 #![allow(dead_code, unused_imports)]
 
-pub mod account;
+mod account;
 mod arena;
-pub mod claim;
+mod claim;
 mod keys;
-pub mod lane;
-pub mod node;
+mod lane;
+mod node;
 mod persist;
-pub mod pick;
-pub mod queue;
+mod pick;
+mod queue;
 mod records;
-pub mod ticks;
+mod ticks;
 pub mod tree;
 mod upkeep;
-pub mod view;
+mod view;
 mod wake;
 
 use std::fmt;

@@ -64,8 +64,7 @@ impl Sched<'_> {
                     }
                 }
             });
-            let tier = &self.queues.get(slot).tiers[index];
-            let before = tier.node.clock();
+            let before = self.clock(queue, priority);
             let Some(latest_start) = latest_start else {
                 self.each_of_tier(slot, index, |sched, entry| {
                     sched.entries.get_mut(entry).set(FRESH, false);

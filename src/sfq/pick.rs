@@ -13,6 +13,7 @@
 //! tells the claimer where to look, and `found` makes the answer the lane's head, to be picked by whoever comes next.
 //! Were it charged, then retracted, the clock could meanwhile pass the key by, and the key would lose that charge.
 
+use super::arena::Pool;
 use super::lane::{Lane, Next, Row, RowPos, Taken};
 use super::node::{Charged, Node, Rank};
 use super::records::Entry;
@@ -369,7 +370,7 @@ impl Sched<'_> {
     pub(super) fn with_node<R: Default>(
         &mut self,
         slot: u32,
-        act: impl FnOnce(&mut Node, &mut super::arena::Pool<'_, Entry>) -> R,
+        act: impl FnOnce(&mut Node, &mut Pool<'_, Entry>) -> R,
     ) -> R {
         let entry = self.entries.get(slot);
         let queue = self.queues.get_mut(self.tenants.get(entry.tenant).queue);

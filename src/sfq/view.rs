@@ -153,7 +153,7 @@ impl Sched<'_> {
             if entry.siblings.prev != before || tenant.queue != slot || of_tenant != Some(at) {
                 return Err(format!("entry {at} is linked wrongly"));
             }
-            if entry.is(DIRTY) != (dirty == count && entry.is(DIRTY)) {
+            if entry.is(DIRTY) && dirty != count {
                 return Err(format!("dirty entry {at} stands behind a clean one"));
             }
             self.check_entry(at)

@@ -436,10 +436,9 @@ fn one_call(board: &mut MemoryBoard, queues: &mut Vec<QueueId>, picks: &mut Vec<
         (18, Some(pick)) => sched.kept(&pick.charge(other), time),
         (19, Some(pick)) => sched.undo(&pick.charge(other), time),
         (20, _) => {
-            if let Ok(charged) = sched.charge(queue, tier, &name, cost, Some(cost), time) {
-                if clean {
-                    sched.undo_charge(&charged);
-                }
+            let charged = sched.charge(queue, tier, &name, cost, Some(cost), time);
+            if let (Ok(charged), true) = (charged, clean) {
+                sched.undo_charge(&charged);
             }
         }
         (21, _) => sched.refund(queue, tier, &name, cost, None),
