@@ -101,8 +101,8 @@ fn many_finished_tasks_are_deleted_in_small_transactions() {
         "INSERT INTO harvest_fair.task (queue, state, finished_at)
          SELECT 'q', 'completed', now() - interval '1 day' FROM generate_series(1, 25000)",
     );
-    let deleted =
-        "SELECT coalesce(max(n_tup_del), 0) FROM pg_stat_user_tables WHERE relname = 'task'";
+    // The first call of a database starts its janitor.
+    assert!(claim(&mut client, "q", "w", 1).is_empty());
     let mut most_at_once = 0;
     let mut seen = 25_000i64;
     wait_until("all are gone", Duration::from_secs(60), || {
@@ -112,7 +112,6 @@ fn many_finished_tasks_are_deleted_in_small_transactions() {
         left == 0
     });
     assert!(most_at_once < 25_000, "all were deleted at once");
-    let _: i64 = one(&mut client, deleted, &[]);
 }
 
 #[test]
