@@ -345,10 +345,10 @@ impl Effects {
         }
         // A wake-up that reached this session and found it gone goes on to the next in line.
         if let Some(line) = self.waiting.take() {
-            shmem::count_waiting(line == Line::Any, -1);
+            shmem::count_waiting(line, -1);
             match line {
-                Line::Queue(queue) => wakes.push(Wake::One(queue)),
-                Line::Any => wait::wake_any(),
+                Some(queue) => wakes.push(Wake::One(queue)),
+                None => wait::wake_any(),
             }
         }
         wake(&wakes);
