@@ -208,6 +208,31 @@ fn idle_keys_are_forgotten_in_time_and_an_idle_tier_starts_anew() {
 }
 
 #[test]
+fn what_is_given_back_never_takes_a_pass_below_the_clock() {
+    let mut shop = Shop::default();
+    shop.enqueue("a", 1);
+    shop.enqueue("b", 4);
+    shop.claim(5);
+    let (queue, clock) = (shop.queue, shop.clock(3));
+    assert_eq!(clock.units(), 3.0);
+    let mut sched = shop.board.sched();
+    // "a" is idle and behind the clock, "b" a claim ahead of it; then both are three units dearer.
+    for name in ["a", "b"] {
+        sched.correct_cost(queue, priority(3), &key(name), 3.0, None);
+    }
+    sched.correct_cost(queue, priority(3), &key("a"), -50.0, None);
+    sched.refund(queue, priority(3), &key("b"), 50.0, None);
+    let charged = sched
+        .charge(queue, priority(3), &key("c"), 2.0, None, shop.now)
+        .unwrap();
+    assert_eq!(charged.start, clock);
+    sched.undo_charge(&charged);
+    sched.entries(queue, |entry| {
+        assert_eq!(entry.pass, clock, "{:?}", entry.key)
+    });
+}
+
+#[test]
 fn a_restart_restores_lags_from_the_snapshot() {
     let mut shop = Shop::default();
     shop.weigh("b", 4.0);
