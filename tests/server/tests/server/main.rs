@@ -3,8 +3,10 @@
 
 mod bad_input;
 mod board;
+mod chaos;
 mod concurrency;
 mod dba;
+mod dump;
 mod enqueue;
 mod harness;
 mod janitor;

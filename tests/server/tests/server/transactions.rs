@@ -308,6 +308,29 @@ fn a_claim_killed_before_its_commit_loses_nothing() {
 }
 
 #[test]
+fn a_lease_reaped_in_a_savepoint_that_rolls_back_is_found_again_at_once() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect_with("SET harvest_fair.default_lease = '500 ms'");
+    enqueue(&mut client, "q", Some("A"));
+    let lost = claim_one(&mut client, "q");
+    wait_until("the lease has run out", PATIENCE, || {
+        one(
+            &mut client,
+            "SELECT coalesce(clock_timestamp() > lease_until, true) FROM harvest_fair.task",
+            &[],
+        )
+    });
+    let mut transaction = client.transaction().unwrap();
+    {
+        let mut savepoint = transaction.savepoint("s").unwrap();
+        assert_eq!(claim_one(&mut savepoint, "q").id, lost.id);
+        savepoint.rollback().unwrap();
+    }
+    transaction.commit().unwrap();
+    assert_eq!(claim_one(&mut client, "q").id, lost.id);
+}
+
+#[test]
 fn an_error_after_a_claim_in_one_statement_undoes_it() {
     let db = Cluster::shared().database();
     let mut client = db.connect();
