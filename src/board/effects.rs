@@ -127,7 +127,7 @@ pub fn register() {
 pub fn picked(pick: &Pick) {
     EFFECTS.with_borrow_mut(|e| {
         e.claims.reserve(1);
-        e.picking = Some(pick.clone());
+        e.picking = Some(*pick);
     });
 }
 

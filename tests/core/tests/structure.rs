@@ -86,11 +86,11 @@ fn a_region_is_refused_unless_it_is_large_enough_aligned_and_set_up() {
     let mut region = vec![0u8; bytes + 16];
     let start = region.as_ptr().align_offset(8);
     let too_small = Sched::init(&mut region[start..start + bytes - 1], 4, 100).err();
-    assert_eq!(too_small, Some(Error::RegionTooSmall));
+    assert_eq!(too_small, Some(Error::TooSmall));
     let misaligned = Sched::init(&mut region[start + 1..], 4, 100).err();
-    assert_eq!(misaligned, Some(Error::RegionMisaligned));
+    assert_eq!(misaligned, Some(Error::Misaligned));
     let not_set_up = Sched::attach(&mut region[start..]).err();
-    assert_eq!(not_set_up, Some(Error::RegionNotInitialised));
+    assert_eq!(not_set_up, Some(Error::NotInitialised));
     assert!(Sched::init(&mut region[start..], 4, 100).is_ok());
     assert!(Sched::attach(&mut region[start..start + bytes]).is_ok());
 }
