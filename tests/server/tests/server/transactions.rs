@@ -362,6 +362,74 @@ fn a_claim_whose_rows_are_not_all_read_still_claims_them_all() {
 }
 
 #[test]
+fn several_claims_in_one_statement_claim_different_tasks() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    flood(&mut client, "q", "A", 5, "1 hour");
+    flood(&mut client, "q", "B", 5, "1 hour");
+    let ids: i64 = one(
+        &mut client,
+        "SELECT count(DISTINCT c.id) FROM generate_series(1, 5) i, LATERAL fair_claim('q', 'w' || i, 2) c",
+        &[],
+    );
+    assert_eq!(ids, 10);
+    assert_eq!(harvest_fair_server_tests::running(&mut client, "q"), 10);
+}
+
+#[test]
+fn a_task_can_be_claimed_and_settled_in_one_statement_and_in_one_transaction() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    flood(&mut client, "q", "A", 6, "1 hour");
+    let done: i64 = one(
+        &mut client,
+        "SELECT count(*) FROM fair_claim('q', 'w', 3) c WHERE fair_complete(c.id, c.lease)",
+        &[],
+    );
+    assert_eq!(done, 3);
+    let mut transaction = client.transaction().unwrap();
+    let mine = enqueue(&mut transaction, "q", Some("A"));
+    let task = claim_one(&mut transaction, "q");
+    assert!(harvest_fair_server_tests::complete(&mut transaction, &task));
+    let given_back = claim_one(&mut transaction, "q");
+    let released: bool = one(
+        &mut transaction,
+        "SELECT fair_release($1::bigint, $2::bigint)",
+        &[&given_back.id, &given_back.lease],
+    );
+    assert!(released);
+    transaction.commit().unwrap();
+    assert_eq!(state(&mut client, "q", "A").running, 0);
+    let rest = drain(&mut client, "q", 2);
+    assert_eq!(rest.len(), 3);
+    assert!(rest.iter().any(|task| task.id == mine));
+}
+
+#[test]
+fn a_task_claimed_and_completed_in_a_transaction_that_rolls_back_is_pending_and_not_charged() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    prepare(&mut client);
+    let before = states(&mut client, "q");
+    let mut transaction = client.transaction().unwrap();
+    for task in claim(&mut transaction, "q", "w", 10) {
+        let cost = "SELECT fair_complete($1::bigint, $2::bigint, 50)";
+        assert!(one::<bool>(
+            &mut transaction,
+            cost,
+            &[&task.id, &task.lease]
+        ));
+    }
+    transaction.rollback().unwrap();
+    let running = |states: Vec<crate::support::KeyState>| -> Vec<i64> {
+        states.into_iter().map(|state| state.running).collect()
+    };
+    assert_eq!(running(states(&mut client, "q")), running(before));
+    let control = control(&mut client);
+    check(&mut client, &control);
+}
+
+#[test]
 fn a_claim_at_repeatable_read_or_serializable_is_refused_with_the_mend() {
     let db = Cluster::shared().database();
     let mut client = db.connect();
