@@ -116,7 +116,7 @@ impl Error {
         match self {
             Error::Name { value, broken } => match broken {
                 // These do not show the value themselves.
-                NameError::Blank(_) | NameError::TooLong { .. } | NameError::NotUtf8(_) => {
+                NameError::Blank(_) | NameError::TooLong { .. } => {
                     format!("{}: {}", broken.message(), quoted(value))
                 }
                 _ => broken.message(),
@@ -189,7 +189,7 @@ impl Error {
 
     fn hint(&self) -> String {
         match self {
-            Error::Name { broken, .. } => broken.hint().into(),
+            Error::Name { broken, .. } => broken.hint(),
             Error::Worker { .. } => {
                 "A worker name has 1 to 255 bytes, no control character and is not blank.".into()
             }

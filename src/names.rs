@@ -51,8 +51,6 @@ pub enum NameError {
     Dots { subject: Subject, value: String },
     /// A control character anywhere.
     Control { subject: Subject, value: String },
-    /// Bytes that are not UTF-8.
-    NotUtf8(Subject),
     /// A priority outside 1 to 5.
     PriorityRange(i64),
     /// A weight outside 0.001 to 1000, or not a number.
@@ -83,7 +81,6 @@ impl NameError {
             NameError::Control { subject, value } => {
                 format!("{} {value:?} contains a control character", subject.noun())
             }
-            NameError::NotUtf8(subject) => format!("{} is not valid UTF-8", subject.noun()),
             NameError::PriorityRange(value) => format!("priority {value} is out of range"),
             NameError::WeightRange(value) => format!("weight {value} is out of range"),
             NameError::ClaimCostRange(value) | NameError::ReportedCostRange(value) => {
@@ -107,7 +104,6 @@ impl NameError {
             }
             NameError::Dots { .. } => "Use any other name.".into(),
             NameError::Control { .. } => "Use printable characters.".into(),
-            NameError::NotUtf8(_) => "Convert it to UTF-8.".into(),
             NameError::PriorityRange(_) => "Use 1 (first) to 5 (last).".into(),
             NameError::WeightRange(_) => "Use a number from 0.001 to 1000.".into(),
             NameError::ClaimCostRange(_) => "Use a number above 0 and at most 1e9.".into(),
@@ -173,22 +169,8 @@ impl<'a> QueueName<'a> {
         Ok(QueueName(name))
     }
 
-    /// As [`QueueName::parse`], for bytes that may not be UTF-8.
-    pub fn parse_bytes(name: &'a [u8]) -> Result<Self, NameError> {
-        let name = std::str::from_utf8(name).map_err(|_| NameError::NotUtf8(Subject::Queue))?;
-        Self::parse(name)
-    }
-
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-
     pub fn as_bytes(&self) -> &[u8] {
         self.0.as_bytes()
-    }
-
-    pub fn into_owned(self) -> QueueName<'static> {
-        QueueName(Cow::Owned(self.0.into_owned()))
     }
 }
 
@@ -199,7 +181,7 @@ impl fmt::Display for QueueName<'_> {
 }
 
 /// The tenant of a task: 1 to 256 bytes, no outer whitespace, no control character, not `.` or `..`; or the
-/// default key (`""`), which only [`FairnessKey::default_key`] and [`FairnessKey::parse_stored`] give.
+/// default key (`""`), which only [`FairnessKey::default_key`] and [`FairnessKey::stored`] give.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FairnessKey<'a>(Cow<'a, str>);
 
@@ -216,29 +198,14 @@ impl<'a> FairnessKey<'a> {
         Ok(FairnessKey(key))
     }
 
-    /// As [`FairnessKey::parse`], for bytes that may not be UTF-8.
-    pub fn parse_bytes(key: &'a [u8]) -> Result<Self, NameError> {
-        let key = std::str::from_utf8(key).map_err(|_| NameError::NotUtf8(Subject::Key))?;
-        Self::parse(key)
-    }
-
-    /// As [`FairnessKey::parse`], but `""` is the default key, as it stands in the tables.
-    pub fn parse_stored(key: impl Into<Cow<'a, str>>) -> Result<Self, NameError> {
-        let key = key.into();
-        if key.is_empty() {
-            Ok(FairnessKey(key))
-        } else {
-            Self::parse(key)
-        }
+    /// A key as it stands in the tables, which admit only valid ones; `""` is the default key.
+    pub fn stored(key: &'a str) -> Self {
+        FairnessKey(Cow::Borrowed(key))
     }
 
     /// A key that the scheduling core holds, which was valid when it went in.
     pub(crate) fn trusted(key: &'a [u8]) -> Self {
         FairnessKey(String::from_utf8_lossy(key))
-    }
-
-    pub fn is_default(&self) -> bool {
-        self.0.is_empty()
     }
 
     pub fn as_str(&self) -> &str {
@@ -304,8 +271,6 @@ impl Default for Priority {
 pub struct Weight(f64);
 
 impl Weight {
-    pub const ONE: Weight = Weight(1.0);
-
     pub fn new(value: f64) -> Result<Self, NameError> {
         if (MIN_WEIGHT..=MAX_WEIGHT).contains(&value) {
             Ok(Weight(value))
@@ -324,8 +289,6 @@ impl Weight {
 pub struct Cost(f64);
 
 impl Cost {
-    pub const ONE: Cost = Cost(1.0);
-
     /// The cost charged by a claim: above 0, so that virtual time grows at every claim.
     pub fn of_claim(value: f64) -> Result<Self, NameError> {
         if value > 0.0 && value <= MAX_COST {
@@ -342,9 +305,5 @@ impl Cost {
         } else {
             Err(NameError::ReportedCostRange(value))
         }
-    }
-
-    pub fn get(self) -> f64 {
-        self.0
     }
 }

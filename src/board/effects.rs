@@ -152,7 +152,7 @@ pub fn register() {
 pub fn picked(pick: &Pick) {
     EFFECTS.with_borrow_mut(|e| {
         e.claims.reserve(1);
-        e.picking = Some(pick.clone());
+        e.picking = Some(*pick);
     });
 }
 
@@ -370,10 +370,10 @@ impl Effects {
         }
         // A wake-up that reached this session and found it gone goes on to the next in line.
         if let Some(line) = self.waiting.take() {
-            shmem::count_waiting(line == Line::Any, -1);
+            shmem::count_waiting(line, -1);
             match line {
-                Line::Queue(queue) => wakes.push(Wake::One(queue)),
-                Line::Any => wait::wake_any(),
+                Some(queue) => wakes.push(Wake::One(queue)),
+                None => wait::wake_any(),
             }
         }
         wake(&wakes);

@@ -18,7 +18,7 @@ use crate::sfq::{QueueId, Sched};
 
 /// A key as it stands in the tables, which only admit valid ones.
 pub fn stored_key(key: &str) -> FairnessKey<'_> {
-    FairnessKey::trusted(key.as_bytes())
+    FairnessKey::stored(key)
 }
 
 /// A priority as it stands in the tables.

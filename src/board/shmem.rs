@@ -34,6 +34,14 @@ pub struct JanitorSlot {
     pub asked_at: AtomicI64,
 }
 
+/// The sessions that wait for tasks of a queue.
+#[repr(C)]
+struct WaitingLine {
+    /// Where they sleep.
+    variable: pg_sys::ConditionVariable,
+    sessions: AtomicI32,
+}
+
 #[repr(C)]
 struct Shared {
     /// Set while the lock is held; found set by the next holder: the board is poisoned.
@@ -42,9 +50,8 @@ struct Shared {
     reloads: AtomicU64,
     max_queues: AtomicU32,
     max_keys: AtomicU32,
-    /// Sessions that wait for tasks, and those among them that wait for several queues.
+    /// Sessions that wait for tasks, in all lines together.
     waiting: AtomicI32,
-    waiting_for_any: AtomicI32,
     /// Refused changes on their way into the audit; under the board's lock.
     refused: Ring,
     /// Sessions that wait for a queue to be loaded sleep here.
@@ -87,7 +94,7 @@ impl Extras {
 
 /// Where each part lies, as offsets from the start of the chunk.
 struct Layout {
-    /// One condition variable a queue, and one for those that wait for several.
+    /// One waiting line a queue, and one for those that wait for several.
     waiting: usize,
     /// One record of extras a queue.
     extras: usize,
@@ -100,7 +107,7 @@ fn layout(max_queues: u32, max_keys: u32) -> Layout {
     let up = |n: usize| n.next_multiple_of(ALIGN);
     let waiting = up(size_of::<Shared>());
     let lines = max_queues as usize + 1;
-    let extras = up(waiting + lines * size_of::<pg_sys::ConditionVariableMinimallyPadded>());
+    let extras = up(waiting + lines * size_of::<WaitingLine>());
     let board = up(extras + max_queues as usize * size_of::<Extras>());
     let board_bytes = Sched::bytes_needed(max_queues, max_keys);
     Layout {
@@ -155,11 +162,9 @@ unsafe extern "C-unwind" fn startup() {
             (*shared).max_queues.store(max_queues, Ordering::Relaxed);
             (*shared).max_keys.store(max_keys, Ordering::Relaxed);
             pg_sys::ConditionVariableInit(&raw mut (*shared).loading);
-            let waiting = chunk
-                .add(layout.waiting)
-                .cast::<pg_sys::ConditionVariableMinimallyPadded>();
+            let lines = chunk.add(layout.waiting).cast::<WaitingLine>();
             for i in 0..=max_queues as usize {
-                pg_sys::ConditionVariableInit(&raw mut (*waiting.add(i)).cv);
+                pg_sys::ConditionVariableInit(&raw mut (*lines.add(i)).variable);
             }
             let board = std::slice::from_raw_parts_mut(chunk.add(layout.board), layout.board_bytes);
             if let Err(error) = Sched::init(board, max_queues, max_keys) {
@@ -252,17 +257,16 @@ pub fn max_keys() -> u32 {
     shared().max_keys.load(Ordering::Relaxed)
 }
 
-fn line(index: usize) -> *mut pg_sys::ConditionVariable {
+/// The line of those who wait for one queue, or of those who wait for several.
+fn line(queue: Option<QueueId>) -> *mut WaitingLine {
     let shared = shared();
-    let max_queues = shared.max_queues.load(Ordering::Relaxed);
-    let layout = layout(max_queues, shared.max_keys.load(Ordering::Relaxed));
-    // SAFETY: the index is at most `max_queues`, and one more condition variable than that was laid out at start-up.
+    let max_queues = shared.max_queues.load(Ordering::Relaxed) as usize;
+    let layout = layout(max_queues as u32, shared.max_keys.load(Ordering::Relaxed));
+    let index = queue.map_or(max_queues, |queue| queue.index().min(max_queues));
+    // SAFETY: the index is at most `max_queues`, and one more line than that was laid out at start-up.
     unsafe {
         let chunk = SHARED.load(Ordering::Relaxed).cast::<u8>();
-        let waiting = chunk
-            .add(layout.waiting)
-            .cast::<pg_sys::ConditionVariableMinimallyPadded>();
-        &raw mut (*waiting.add(index.min(max_queues as usize))).cv
+        chunk.add(layout.waiting).cast::<WaitingLine>().add(index)
     }
 }
 
@@ -301,37 +305,28 @@ pub fn refused_overflow() -> u64 {
     with_ring(|ring| ring.overflowed())
 }
 
-/// Where the sessions that wait for tasks of a queue sleep.
-pub fn waiting(queue: QueueId) -> *mut pg_sys::ConditionVariable {
-    line(queue.index())
+/// Where the sessions of a line sleep.
+pub fn sleepers(queue: Option<QueueId>) -> *mut pg_sys::ConditionVariable {
+    // SAFETY: the address of a field in shared memory; only Postgres' condition variable functions use it.
+    unsafe { &raw mut (*line(queue)).variable }
 }
 
-/// Where the sessions that wait for tasks of several queues sleep.
-pub fn waiting_for_any() -> *mut pg_sys::ConditionVariable {
-    line(shared().max_queues.load(Ordering::Relaxed) as usize)
-}
-
-/// Counts a session in or out of the waiting lines.
-pub fn count_waiting(for_any: bool, by: i32) {
+/// Counts a session in or out of a line.
+pub fn count_waiting(queue: Option<QueueId>, by: i32) {
     shared().waiting.fetch_add(by, Ordering::SeqCst);
-    if for_any {
-        shared().waiting_for_any.fetch_add(by, Ordering::SeqCst);
-    }
+    // SAFETY: the line lives as long as the server, and the field is an atomic.
+    unsafe { &(*line(queue)).sessions }.fetch_add(by, Ordering::SeqCst);
 }
 
-/// Whether somebody waits for tasks.
+/// How many sessions stand in a line.
+pub fn waiting(queue: Option<QueueId>) -> i32 {
+    // SAFETY: as above.
+    unsafe { &(*line(queue)).sessions }.load(Ordering::SeqCst)
+}
+
+/// Whether somebody waits for tasks, of whatever queue.
 pub fn anyone_waiting() -> bool {
-    waiting_sessions() > 0
-}
-
-/// How many sessions wait for tasks.
-pub fn waiting_sessions() -> i32 {
-    shared().waiting.load(Ordering::SeqCst)
-}
-
-/// Whether somebody waits for several queues.
-pub fn any_waiting() -> bool {
-    shared().waiting_for_any.load(Ordering::SeqCst) > 0
+    shared().waiting.load(Ordering::SeqCst) > 0
 }
 
 /// Where the sessions that wait for a queue to be loaded sleep.

@@ -12,23 +12,8 @@ use crate::sfq::QueueId;
 /// Longest sleep while a lane's only rows are locked by a transaction that gives no sign when it ends.
 const HELD_RECHECK_MS: i64 = 100;
 
-/// A waiting line.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Line {
-    /// For one queue.
-    Queue(QueueId),
-    /// For any of several queues.
-    Any,
-}
-
-impl Line {
-    fn variable(self) -> *mut pg_sys::ConditionVariable {
-        match self {
-            Line::Queue(queue) => shmem::waiting(queue),
-            Line::Any => shmem::waiting_for_any(),
-        }
-    }
-}
+/// A waiting line: for one queue, or (`None`) for any of several.
+pub type Line = Option<QueueId>;
 
 /// A place in a waiting line, left when dropped.
 pub struct Waiting(Line);
@@ -37,9 +22,9 @@ impl Waiting {
     /// Takes a place in line. What becomes claimable from now on ends the next sleep, even if it has not begun.
     pub fn line_up(line: Line) -> Waiting {
         effects::waiting(Some(line));
-        shmem::count_waiting(line == Line::Any, 1);
+        shmem::count_waiting(line, 1);
         // SAFETY: the condition variable lies in shared memory.
-        unsafe { pg_sys::ConditionVariablePrepareToSleep(line.variable()) };
+        unsafe { pg_sys::ConditionVariablePrepareToSleep(shmem::sleepers(line)) };
         Waiting(line)
     }
 
@@ -57,7 +42,7 @@ impl Waiting {
         // SAFETY: the session stands in line at this condition variable; interrupts are served inside.
         unsafe {
             pg_sys::ConditionVariableTimedSleep(
-                self.0.variable(),
+                shmem::sleepers(self.0),
                 millis,
                 pg_sys::PG_WAIT_EXTENSION,
             )
@@ -72,7 +57,7 @@ impl Drop for Waiting {
             return;
         }
         effects::waiting(None);
-        shmem::count_waiting(self.0 == Line::Any, -1);
+        shmem::count_waiting(self.0, -1);
         // SAFETY: leaves whatever condition variable the session stood at.
         unsafe { pg_sys::ConditionVariableCancelSleep() };
     }
@@ -81,22 +66,22 @@ impl Drop for Waiting {
 /// Wakes the next in line for a queue, and whoever waits for several.
 pub fn wake_one(queue: QueueId) {
     // SAFETY: the condition variable lies in shared memory; waking takes its spin lock only.
-    unsafe { pg_sys::ConditionVariableSignal(shmem::waiting(queue)) };
+    unsafe { pg_sys::ConditionVariableSignal(shmem::sleepers(Some(queue))) };
     wake_any();
 }
 
 /// Wakes everybody who waits for a queue.
 pub fn wake_all(queue: QueueId) {
     // SAFETY: as above.
-    unsafe { pg_sys::ConditionVariableBroadcast(shmem::waiting(queue)) };
+    unsafe { pg_sys::ConditionVariableBroadcast(shmem::sleepers(Some(queue))) };
     wake_any();
 }
 
 /// Wakes whoever waits for several queues.
 pub fn wake_any() {
-    if shmem::any_waiting() {
+    if shmem::waiting(None) > 0 {
         // SAFETY: as above.
-        unsafe { pg_sys::ConditionVariableBroadcast(shmem::waiting_for_any()) };
+        unsafe { pg_sys::ConditionVariableBroadcast(shmem::sleepers(None)) };
     }
 }
 

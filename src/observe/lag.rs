@@ -110,7 +110,7 @@ fn fair_charge(
                 key: key.to_owned(),
                 max: config::max_keys(),
             })?;
-    effects::charged(charged.clone());
+    effects::charged(charged);
     Ok(TableIterator::once((
         name.to_owned(),
         key.to_owned(),

@@ -67,7 +67,7 @@ fn board_stats() -> Result<
                 c.evictions as i64,
                 i64::from(queue.entries),
                 c.load_micros as f64 / 1_000.0,
-                i64::from(shmem::waiting_sessions()),
+                i64::from(shmem::waiting(Some(queue.id))),
                 Sched::bytes_per_key() as i64,
                 i64::from(shmem::max_keys()),
                 free,

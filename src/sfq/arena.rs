@@ -36,17 +36,15 @@ unsafe impl Record for Entry {}
 
 /// Splits `count` records off the front of `rest`.
 fn carve<'a, T: Record>(rest: &mut &'a mut [u8], count: usize) -> Result<&'a mut [T], Error> {
-    let bytes = count
-        .checked_mul(size_of::<T>())
-        .ok_or(Error::RegionTooSmall)?;
+    let bytes = count.checked_mul(size_of::<T>()).ok_or(Error::TooSmall)?;
     let all = std::mem::take(rest);
     if all.len() < bytes {
-        return Err(Error::RegionTooSmall);
+        return Err(Error::TooSmall);
     }
     let (front, back) = all.split_at_mut(bytes);
     *rest = back;
     if front.as_ptr().align_offset(align_of::<T>()) != 0 {
-        return Err(Error::RegionMisaligned);
+        return Err(Error::Misaligned);
     }
     // SAFETY: `front` is an exclusive borrow, for 'a, of exactly `count * size_of::<T>()` initialised bytes, aligned
     // for T as just checked; `T: Record` says that any bytes are a valid T; the result takes over the borrow.
@@ -63,7 +61,7 @@ pub struct Pool<'a, T> {
 impl<'a, T: Record> Pool<'a, T> {
     fn carve(rest: &mut &'a mut [u8], capacity: usize) -> Result<Self, Error> {
         let all = carve::<T>(rest, capacity.saturating_add(1))?;
-        let (nothing, records) = all.split_first_mut().ok_or(Error::RegionTooSmall)?;
+        let (nothing, records) = all.split_first_mut().ok_or(Error::TooSmall)?;
         Ok(Pool { nothing, records })
     }
 }
@@ -300,13 +298,13 @@ const _: () = assert!(BYTES_PER_KEY <= 544);
 /// Sets a region up: zeroes, then the header.
 pub fn init(region: &mut [u8], max_queues: u32, max_keys: u32, seed: u64) -> Result<(), Error> {
     if region.len() < bytes_needed(max_queues, max_keys) {
-        return Err(Error::RegionTooSmall);
+        return Err(Error::TooSmall);
     }
     region.fill(0);
     let mut rest = region;
     let header = carve::<Header>(&mut rest, 1)?
         .first_mut()
-        .ok_or(Error::RegionTooSmall)?;
+        .ok_or(Error::TooSmall)?;
     *header = Header {
         magic: MAGIC,
         seed,
@@ -340,9 +338,9 @@ pub fn attach(region: &mut [u8]) -> Result<Sched<'_>, Error> {
     let mut rest = region;
     let header = carve::<Header>(&mut rest, 1)?
         .first_mut()
-        .ok_or(Error::RegionTooSmall)?;
+        .ok_or(Error::TooSmall)?;
     if header.magic != MAGIC {
-        return Err(Error::RegionNotInitialised);
+        return Err(Error::NotInitialised);
     }
     let (max_queues, max_keys) = (header.max_queues, header.max_keys);
     Ok(Sched {

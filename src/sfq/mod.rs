@@ -72,19 +72,19 @@ use records::{Entry, Header, QueueRec, Tenant};
 /// Why a region cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Error {
-    RegionTooSmall,
+    TooSmall,
     /// It does not begin at a multiple of 8 bytes.
-    RegionMisaligned,
+    Misaligned,
     /// [`Sched::init`] has not set it up, or another version has.
-    RegionNotInitialised,
+    NotInitialised,
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Error::RegionTooSmall => "the region is too small",
-            Error::RegionMisaligned => "the region is not aligned to 8 bytes",
-            Error::RegionNotInitialised => "the region has not been initialised",
+            Error::TooSmall => "the region is too small",
+            Error::Misaligned => "the region is not aligned to 8 bytes",
+            Error::NotInitialised => "the region has not been initialised",
         })
     }
 }

@@ -12,7 +12,7 @@ use super::reap::{reap, tid, tids};
 use super::statements as sql;
 use super::table::{LaneKey, PinnedRow, TaskTable, Tid, TupleLock, column};
 use super::{admit, timestamp};
-use crate::board::wait::{Line, Waiting};
+use crate::board::wait::Waiting;
 use crate::board::{self, OnCommit, QueueRef, effects, now, shmem, stored_key, stored_priority, wait};
 use crate::names::Priority;
 use crate::config;
@@ -122,8 +122,8 @@ pub fn claim(request: &Request, mut emit: impl FnMut(&mut ResultRow)) -> Result<
     while handed == 0 && now() < deadline {
         let line = match queues.as_slice() {
             [] => return Ok(()),
-            [queue] => Waiting::line_up(Line::Queue(ensure_loaded(&table, queue)?)),
-            _ => Waiting::line_up(Line::Any),
+            [queue] => Waiting::line_up(Some(ensure_loaded(&table, queue)?)),
+            _ => Waiting::line_up(None),
         };
         // Looked at after the place in line was taken: no wake-up falls between the two.
         let mut timer = i64::MAX;

@@ -38,7 +38,7 @@ pub fn duration(what: &'static str, interval: &Interval, positive: bool) -> Resu
     if length < 0 || (positive && length == 0) {
         return Err(Error::Duration {
             what,
-            value: quoted(&interval.clone().to_iso_string()),
+            value: quoted(&(*interval).to_iso_string()),
             positive,
         });
     }

@@ -193,7 +193,7 @@ impl Rows for Session<'_> {
 
 /// A key as the core takes it; `""` is the default key.
 pub fn key(name: &str) -> FairnessKey<'_> {
-    FairnessKey::parse_stored(name).expect("a valid key")
+    FairnessKey::stored(name)
 }
 
 pub fn priority(value: u8) -> Priority {

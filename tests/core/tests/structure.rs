@@ -86,11 +86,11 @@ fn a_region_is_refused_unless_it_is_large_enough_aligned_and_set_up() {
     let mut region = vec![0u8; bytes + 16];
     let start = region.as_ptr().align_offset(8);
     let too_small = Sched::init(&mut region[start..start + bytes - 1], 4, 100).err();
-    assert_eq!(too_small, Some(Error::RegionTooSmall));
+    assert_eq!(too_small, Some(Error::TooSmall));
     let misaligned = Sched::init(&mut region[start + 1..], 4, 100).err();
-    assert_eq!(misaligned, Some(Error::RegionMisaligned));
+    assert_eq!(misaligned, Some(Error::Misaligned));
     let not_set_up = Sched::attach(&mut region[start..]).err();
-    assert_eq!(not_set_up, Some(Error::RegionNotInitialised));
+    assert_eq!(not_set_up, Some(Error::NotInitialised));
     assert!(Sched::init(&mut region[start..], 4, 100).is_ok());
     assert!(Sched::attach(&mut region[start..start + bytes]).is_ok());
 }
@@ -205,6 +205,31 @@ fn idle_keys_are_forgotten_in_time_and_an_idle_tier_starts_anew() {
     assert!(shop.board.sched().take_rewrite(queue, priority(3)));
     assert_eq!(shop.board.sched().usage().keys, 0);
     shop.board.sched().check().unwrap();
+}
+
+#[test]
+fn what_is_given_back_never_takes_a_pass_below_the_clock() {
+    let mut shop = Shop::default();
+    shop.enqueue("a", 1);
+    shop.enqueue("b", 4);
+    shop.claim(5);
+    let (queue, clock) = (shop.queue, shop.clock(3));
+    assert_eq!(clock.units(), 3.0);
+    let mut sched = shop.board.sched();
+    // "a" is idle and behind the clock, "b" a claim ahead of it; then both are three units dearer.
+    for name in ["a", "b"] {
+        sched.correct_cost(queue, priority(3), &key(name), 3.0, None);
+    }
+    sched.correct_cost(queue, priority(3), &key("a"), -50.0, None);
+    sched.refund(queue, priority(3), &key("b"), 50.0, None);
+    let charged = sched
+        .charge(queue, priority(3), &key("c"), 2.0, None, shop.now)
+        .unwrap();
+    assert_eq!(charged.start, clock);
+    sched.undo_charge(&charged);
+    sched.entries(queue, |entry| {
+        assert_eq!(entry.pass, clock, "{:?}", entry.key)
+    });
 }
 
 #[test]

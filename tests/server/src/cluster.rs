@@ -141,17 +141,19 @@ impl Cluster {
     fn make(options: &Options, shared: bool) -> Cluster {
         let environment = Environment::get();
         let template = template(environment);
+        Cluster::make_from(options, shared, |data| {
+            environment.run(environment.command("cp").arg("-a").arg(&template).arg(data));
+        })
+    }
+
+    /// `fill` makes the data directory.
+    fn make_from(options: &Options, shared: bool, fill: impl FnOnce(&Path)) -> Cluster {
+        let environment = Environment::get();
         let directory = environment.make_directory(environment.base(), "c");
         let socket_dir = environment.make_directory(environment.sockets(), "s");
         let data = directory.join("data");
         let watchdog = Watchdog::start(environment, &data, &[&directory, &socket_dir]);
-        environment.run(
-            environment
-                .command("cp")
-                .arg("-a")
-                .arg(&template)
-                .arg(&data),
-        );
+        fill(&data);
         let cluster = Cluster {
             environment,
             directory,
@@ -162,6 +164,35 @@ impl Cluster {
         };
         cluster.append_conf(&options.as_conf(&cluster.socket_dir));
         cluster
+    }
+
+    /// A standby of this server: started, and following it.
+    pub fn standby(&self, options: Options) -> Cluster {
+        let copy = |data: &Path| {
+            self.environment.run(
+                self.environment
+                    .command(self.environment.program("pg_basebackup"))
+                    .args([
+                        "--write-recovery-conf",
+                        "--checkpoint=fast",
+                        "--no-sync",
+                        "-U",
+                        "postgres",
+                        "-h",
+                    ])
+                    .arg(&self.socket_dir)
+                    .arg("-D")
+                    .arg(data),
+            );
+        };
+        let standby = Cluster::make_from(&options, false, copy);
+        standby.start_server();
+        standby
+    }
+
+    /// Makes a standby the primary, and waits until it is.
+    pub fn promote(&self) {
+        self.environment.run(self.pg_ctl("promote").arg("-w"));
     }
 
     /// Appends lines to postgresql.conf; they count from the next reload or restart on.

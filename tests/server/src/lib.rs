@@ -18,7 +18,7 @@ pub use environment::Environment;
 pub use errors::{Refusal, expect_error, expect_refusal, sqlstate_of};
 pub use queue::{
     ClaimedTask, claim, claim_one, claim_waiting, complete, count, enqueue, flood, keys_of, one,
-    pending, running, try_claim_waiting,
+    pending, running, try_claim, try_claim_waiting,
 };
 
 use std::time::{Duration, Instant};

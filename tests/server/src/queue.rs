@@ -76,15 +76,21 @@ pub fn claim(
     worker: &str,
     max_tasks: i32,
 ) -> Vec<ClaimedTask> {
-    client
-        .query(
-            &format!("SELECT {COLUMNS} FROM fair_claim($1::text, $2, $3)"),
-            &[&queue, &worker, &max_tasks],
-        )
-        .unwrap_or_else(|error| panic!("claim: {error:?}"))
-        .iter()
-        .map(ClaimedTask::of)
-        .collect()
+    try_claim(client, queue, worker, max_tasks).unwrap_or_else(|error| panic!("claim: {error:?}"))
+}
+
+/// Like [`claim`], for claims that are meant to be interrupted.
+pub fn try_claim(
+    client: &mut impl GenericClient,
+    queue: &str,
+    worker: &str,
+    max_tasks: i32,
+) -> Result<Vec<ClaimedTask>, postgres::Error> {
+    let rows = client.query(
+        &format!("SELECT {COLUMNS} FROM fair_claim($1::text, $2, $3)"),
+        &[&queue, &worker, &max_tasks],
+    )?;
+    Ok(rows.iter().map(ClaimedTask::of).collect())
 }
 
 /// One call of `fair_claim` that waits up to `wait` (an interval) for work.

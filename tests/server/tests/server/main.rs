@@ -3,17 +3,21 @@
 
 mod bad_input;
 mod board;
+mod chaos;
 mod concurrency;
 mod dba;
+mod dump;
 mod enqueue;
 mod harness;
 mod janitor;
 mod life;
+mod maintenance;
 mod naive;
 mod observe;
 mod order;
 mod planner;
 mod security;
+mod standby;
 mod support;
 mod transactions;
 mod waiting;

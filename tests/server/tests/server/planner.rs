@@ -1,10 +1,12 @@
 //! A claim does not depend on statistics, planner settings, or on what is not its own.
 
-use harvest_fair_server_tests::{Cluster, claim_one, flood, one};
+use harvest_fair_server_tests::{
+    Cluster, Database, PATIENCE, claim, claim_one, enqueue, flood, one, wait_until,
+};
 use postgres::Client;
 use serde_json::Value;
 
-use crate::support::{assert_all_different, claims, drain, execute};
+use crate::support::{assert_all_different, brisk, claims, drain, execute};
 
 /// Buffers that one claim of `n` touches, in a session that has claimed before.
 fn buffers(client: &mut Client, queue: &str, n: i32) -> i64 {
@@ -169,6 +171,91 @@ fn a_claim_reads_no_more_while_an_old_snapshot_keeps_dead_entries_alive() {
     );
     assert!(pages < 20, "{pages} pages in tables other than the tasks'");
     execute(&mut old, "ROLLBACK");
+}
+
+/// How often the table of tasks was read from end to end.
+fn table_scans(db: &Database) -> i64 {
+    // Sessions report when they end, so this one is new, and those that came before are gone.
+    let mut client = db.connect();
+    wait_until("all sessions have reported", PATIENCE, || {
+        one(
+            &mut client,
+            "SELECT count(*) = 1 FROM pg_stat_activity
+             WHERE datname = current_database() AND backend_type = 'client backend'",
+            &[],
+        )
+    });
+    one(
+        &mut client,
+        "SELECT seq_scan FROM pg_stat_user_tables WHERE relid = 'harvest_fair.task'::regclass",
+        &[],
+    )
+}
+
+#[test]
+fn plans_made_while_the_table_was_empty_never_read_all_of_it() {
+    let db = brisk().database();
+    let mut client = db.connect_with(
+        "ALTER TABLE harvest_fair.task SET (autovacuum_enabled = off); SET harvest_fair.default_lease = '1 s'",
+    );
+    // The queue's first claim makes the session's plans.
+    assert!(claim(&mut client, "q", "w", 1).is_empty());
+    let parent = enqueue(&mut client, "q", Some("k0"));
+    execute(&mut client, "SELECT fair_set_weight('q', 'k1', 2)");
+    drop(client);
+    let before = table_scans(&db);
+    let mut client = db.connect_with("SET harvest_fair.default_lease = '1 s'");
+    for round in 0..40 {
+        for i in 0..20 {
+            let key = format!("k{}", i % 7);
+            client
+                .execute(
+                    "SELECT fair_enqueue('q', fairness_key => $1, parent_id => $2)",
+                    &[&key, &parent],
+                )
+                .unwrap();
+        }
+        execute(
+            &mut client,
+            "INSERT INTO harvest_fair.task (queue, fairness_key) VALUES ('q', 'x'), ('q', 'y')",
+        );
+        let tasks = claim(&mut client, "q", "w", 10);
+        assert_eq!(tasks.len(), 10);
+        let (ids, leases): (Vec<i64>, Vec<i64>) =
+            tasks[5..7].iter().map(|task| (task.id, task.lease)).unzip();
+        for sql in [
+            format!("SELECT fair_complete({}, {})", tasks[0].id, tasks[0].lease),
+            format!("SELECT fair_release({}, {})", tasks[1].id, tasks[1].lease),
+            format!("SELECT fair_fail({}, {}, 'x')", tasks[2].id, tasks[2].lease),
+            format!("SELECT fair_extend({}, {})", tasks[3].id, tasks[3].lease),
+            format!(
+                "SELECT fair_complete({}, {}, 2)",
+                tasks[4].id, tasks[4].lease
+            ),
+            format!("SELECT fair_complete(ARRAY{ids:?}, ARRAY{leases:?})"),
+            format!(
+                "SELECT fair_cancel({0}); SELECT fair_retry({0})",
+                tasks[1].id
+            ),
+        ] {
+            execute(&mut client, &sql);
+        }
+        assert!(claim_one(&mut client, "q").attempt >= 1);
+        if round == 20 {
+            execute(
+                &mut client,
+                "SELECT fair_clear_weight('q', 'k1'); SELECT * FROM fair_state('q')",
+            );
+        }
+    }
+    // Three leases of each round run out, which the janitor or a claim finds.
+    let expired = "SELECT count(*) = 0 FROM harvest_fair.task WHERE state = 'running' AND lease_until < clock_timestamp()";
+    execute(&mut client, "SET enable_seqscan = off");
+    wait_until("no lease is overdue", PATIENCE, || {
+        one(&mut client, expired, &[])
+    });
+    drop(client);
+    assert_eq!(table_scans(&db) - before, 0, "reads of the whole table");
 }
 
 #[test]

@@ -202,6 +202,23 @@ fn a_producer_cannot_write_the_workers_fields_past_the_rules() {
     }
 }
 
+#[test]
+fn the_right_to_turn_fairness_off_can_be_granted() {
+    let db = Cluster::shared().database();
+    let role = Role::new(&db, Some("worker"));
+    let mut client = role.connect();
+    let off = "SET harvest_fair.fairness = off";
+    assert_eq!(expect_refusal(&mut client, off).sqlstate, "42501");
+    execute(
+        &mut db.connect(),
+        &format!(
+            "GRANT SET ON PARAMETER harvest_fair.fairness TO {}",
+            role.name
+        ),
+    );
+    execute(&mut client, off);
+}
+
 /// Objects that a hostile user puts in front of the real ones. Whoever calls one of them gets an error, so that the
 /// extension's calls succeed only if they call none.
 fn trap(client: &mut Client) {

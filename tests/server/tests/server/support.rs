@@ -11,6 +11,16 @@ pub fn brisk() -> &'static Cluster {
     Cluster::shared_in(&BRISK, brisk_options)
 }
 
+/// A server whose janitor never rests: whatever it does must not show.
+pub fn restless() -> &'static Cluster {
+    static RESTLESS: OnceLock<Cluster> = OnceLock::new();
+    Cluster::shared_in(&RESTLESS, || {
+        Options::new()
+            .set("harvest_fair.sweep_interval", "100ms")
+            .set("harvest_fair.flush_interval", "100ms")
+    })
+}
+
 pub fn brisk_options() -> Options {
     Options::new()
         .set("harvest_fair.sweep_interval", "1s")

@@ -308,6 +308,29 @@ fn a_claim_killed_before_its_commit_loses_nothing() {
 }
 
 #[test]
+fn a_lease_reaped_in_a_savepoint_that_rolls_back_is_found_again_at_once() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect_with("SET harvest_fair.default_lease = '500 ms'");
+    enqueue(&mut client, "q", Some("A"));
+    let lost = claim_one(&mut client, "q");
+    wait_until("the lease has run out", PATIENCE, || {
+        one(
+            &mut client,
+            "SELECT coalesce(clock_timestamp() > lease_until, true) FROM harvest_fair.task",
+            &[],
+        )
+    });
+    let mut transaction = client.transaction().unwrap();
+    {
+        let mut savepoint = transaction.savepoint("s").unwrap();
+        assert_eq!(claim_one(&mut savepoint, "q").id, lost.id);
+        savepoint.rollback().unwrap();
+    }
+    transaction.commit().unwrap();
+    assert_eq!(claim_one(&mut client, "q").id, lost.id);
+}
+
+#[test]
 fn an_error_after_a_claim_in_one_statement_undoes_it() {
     let db = Cluster::shared().database();
     let mut client = db.connect();
@@ -336,6 +359,74 @@ fn a_claim_whose_rows_are_not_all_read_still_claims_them_all() {
     assert_eq!(read, 2);
     assert_eq!(harvest_fair_server_tests::running(&mut client, "q"), 5);
     assert_eq!(drain(&mut client, "q", 2).len(), 5);
+}
+
+#[test]
+fn several_claims_in_one_statement_claim_different_tasks() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    flood(&mut client, "q", "A", 5, "1 hour");
+    flood(&mut client, "q", "B", 5, "1 hour");
+    let ids: i64 = one(
+        &mut client,
+        "SELECT count(DISTINCT c.id) FROM generate_series(1, 5) i, LATERAL fair_claim('q', 'w' || i, 2) c",
+        &[],
+    );
+    assert_eq!(ids, 10);
+    assert_eq!(harvest_fair_server_tests::running(&mut client, "q"), 10);
+}
+
+#[test]
+fn a_task_can_be_claimed_and_settled_in_one_statement_and_in_one_transaction() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    flood(&mut client, "q", "A", 6, "1 hour");
+    let done: i64 = one(
+        &mut client,
+        "SELECT count(*) FROM fair_claim('q', 'w', 3) c WHERE fair_complete(c.id, c.lease)",
+        &[],
+    );
+    assert_eq!(done, 3);
+    let mut transaction = client.transaction().unwrap();
+    let mine = enqueue(&mut transaction, "q", Some("A"));
+    let task = claim_one(&mut transaction, "q");
+    assert!(harvest_fair_server_tests::complete(&mut transaction, &task));
+    let given_back = claim_one(&mut transaction, "q");
+    let released: bool = one(
+        &mut transaction,
+        "SELECT fair_release($1::bigint, $2::bigint)",
+        &[&given_back.id, &given_back.lease],
+    );
+    assert!(released);
+    transaction.commit().unwrap();
+    assert_eq!(state(&mut client, "q", "A").running, 0);
+    let rest = drain(&mut client, "q", 2);
+    assert_eq!(rest.len(), 3);
+    assert!(rest.iter().any(|task| task.id == mine));
+}
+
+#[test]
+fn a_task_claimed_and_completed_in_a_transaction_that_rolls_back_is_pending_and_not_charged() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    prepare(&mut client);
+    let before = states(&mut client, "q");
+    let mut transaction = client.transaction().unwrap();
+    for task in claim(&mut transaction, "q", "w", 10) {
+        let cost = "SELECT fair_complete($1::bigint, $2::bigint, 50)";
+        assert!(one::<bool>(
+            &mut transaction,
+            cost,
+            &[&task.id, &task.lease]
+        ));
+    }
+    transaction.rollback().unwrap();
+    let running = |states: Vec<crate::support::KeyState>| -> Vec<i64> {
+        states.into_iter().map(|state| state.running).collect()
+    };
+    assert_eq!(running(states(&mut client, "q")), running(before));
+    let control = control(&mut client);
+    check(&mut client, &control);
 }
 
 #[test]

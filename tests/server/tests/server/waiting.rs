@@ -346,3 +346,22 @@ fn an_aborted_wait_leaves_no_waiter_behind() {
     wait_until("nobody waits", PATIENCE, || waiting(&mut client) == 0);
     assert!(states(&mut client, "q").is_empty());
 }
+
+#[test]
+fn the_extension_can_be_dropped_under_a_waiting_worker() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    let waiter = start_waiting(&db, "60 s", "");
+    let start = Instant::now();
+    execute(
+        &mut client,
+        "DROP EXTENSION harvest_fair; DROP SCHEMA IF EXISTS harvest_fair",
+    );
+    let dropped = start.elapsed();
+    let (_, waited) = waiter.end();
+    assert!(dropped < PATIENCE, "the drop waited {dropped:?}");
+    assert!(
+        waited < PATIENCE,
+        "the worker waited {waited:?} for a queue that was gone"
+    );
+}

@@ -1,13 +1,12 @@
 //! Random workloads on a live server, followed row by row by the naive oracle.
 
-use std::sync::OnceLock;
-
-use harvest_fair_server_tests::{ClaimedTask, Cluster, Options, claim, one};
+use harvest_fair_server_tests::{ClaimedTask, claim, one};
 use postgres::{Client, GenericClient};
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::naive::{Pick, Queue, State, Task};
+use crate::support::restless;
 
 const WORKLOADS: u64 = 200;
 const STEPS: usize = 60;
@@ -343,16 +342,6 @@ impl Workload<'_> {
             }
         }
     }
-}
-
-/// A server whose janitor never rests: whatever it does must not show.
-fn restless() -> &'static Cluster {
-    static RESTLESS: OnceLock<Cluster> = OnceLock::new();
-    Cluster::shared_in(&RESTLESS, || {
-        Options::new()
-            .set("harvest_fair.sweep_interval", "100ms")
-            .set("harvest_fair.flush_interval", "100ms")
-    })
 }
 
 fn follow(batches: bool) {
