@@ -175,7 +175,7 @@ impl Sched<'_> {
         let Ok(tenant) = self.tenant_or_new(queue, key) else {
             return;
         };
-        self.tenants.get_mut(tenant).running = running;
+        self.tenants.get_mut(tenant).set_running(running);
         if let Some(now) = now {
             for slot in self.tenants.get(tenant).entries {
                 if slot != NIL {

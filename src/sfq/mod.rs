@@ -53,6 +53,7 @@ pub use pick::{Charge, LaneRef, Order, Pick};
 pub use queue::{QueueState, QueueView};
 pub use records::Counters;
 pub use ticks::Ticks;
+pub use upkeep::RunningCount;
 pub use view::{DirtyEntry, EntryView, Usage};
 pub use wake::Noted;
 

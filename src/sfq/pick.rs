@@ -229,7 +229,7 @@ impl Sched<'_> {
         let start = node.start_of(&entry.member);
         if taken.exact() {
             let tenant = self.tenants.get_mut(entry.tenant);
-            tenant.running = tenant.running.saturating_add(1);
+            tenant.set_running(tenant.running.saturating_add(1));
         }
         let charged = if taken.exact() && order == Order::Fair {
             let rank = survey(entry, handicap, now)
@@ -383,7 +383,7 @@ impl Sched<'_> {
     /// Counts tasks of the entry's key that began (or, below zero, ended) to run.
     fn change_running(&mut self, slot: u32, delta: i32) {
         let tenant = self.tenants.get_mut(self.entries.get(slot).tenant);
-        tenant.running = tenant.running.saturating_add(delta).max(0);
+        tenant.set_running(tenant.running.saturating_add(delta).max(0));
     }
 }
 

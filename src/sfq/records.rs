@@ -118,6 +118,7 @@ pub struct QueueRec {
 pub struct Tenant {
     /// The queue's override; NaN if there is none.
     pub weight: f64,
+    /// 0 while the slot is unused.
     pub queue: u32,
     /// Next in its hash chain; next free slot while unused.
     pub chain: u32,
@@ -127,7 +128,8 @@ pub struct Tenant {
     /// Its entry in each tier.
     pub entries: [u32; Priority::COUNT],
     pub key_len: u16,
-    pub used: u16,
+    /// Grows with each change of `running`, so that a count read from the table can be known to be out of date.
+    pub running_changes: u16,
     pub key: [u8; MAX_KEY_BYTES],
 }
 
@@ -192,6 +194,11 @@ impl QueueRec {
 }
 
 impl Tenant {
+    pub fn set_running(&mut self, running: i32) {
+        self.running = running;
+        self.running_changes = self.running_changes.wrapping_add(1);
+    }
+
     pub fn key(&self) -> &[u8] {
         self.key
             .get(..usize::from(self.key_len))
