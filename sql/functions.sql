@@ -204,7 +204,9 @@ BEGIN
         END IF;
     END LOOP;
     IF bundle = 'producer' THEN
-        EXECUTE pg_catalog.format('GRANT INSERT ON harvest_fair.task TO %s', role);
+        -- Not the columns of a task's later life: a producer enqueues, and no more.
+        EXECUTE pg_catalog.format('GRANT INSERT (queue, fairness_key, quota_key, priority, weight, new_start, sticky_worker, '
+            'sticky_until, payload, scheduled_at, parent_id, max_attempts) ON harvest_fair.task TO %s', role);
     ELSIF bundle = 'admin' THEN
         EXECUTE pg_catalog.format('GRANT SELECT ON ALL TABLES IN SCHEMA harvest_fair TO %s', role);
     END IF;

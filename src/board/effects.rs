@@ -117,7 +117,7 @@ struct Effects {
     /// The queue that this session is loading.
     loading: Option<QueueRef>,
     /// Queues whose expired leases or ended pins this transaction puts back: to be looked at again if it aborts.
-    reaping: Vec<QueueRef>,
+    reaping: Vec<(SubId, QueueRef)>,
     /// The waiting line that this session stands in.
     waiting: Option<Line>,
     /// Reused to build keys of `notes`.
@@ -239,7 +239,8 @@ pub fn loading(queue: Option<QueueRef>) {
 
 /// Marks that this transaction has taken over the expired leases or ended pins of a queue.
 pub fn reaping(queue: QueueRef) {
-    EFFECTS.with_borrow_mut(|e| e.reaping.push(queue));
+    let sub = current_subtransaction();
+    EFFECTS.with_borrow_mut(|e| e.reaping.push((sub, queue)));
 }
 
 /// Marks that this session stands in a waiting line (or that it no longer does).
@@ -306,6 +307,7 @@ impl Effects {
             });
         }
         self.charges.clear();
+        self.reaping.clear();
         let notes: Vec<Note> = self.notes.drain().map(|(_, note)| note).collect();
         for notes in notes.chunks(NOTES_A_HOLD) {
             shmem::with(|sched| {
@@ -348,12 +350,10 @@ impl Effects {
             for (_, charge) in self.charges.iter().rev().filter(|(s, _)| is_gone(s)) {
                 sched.undo_charge(charge);
             }
-            if sub.is_none() {
-                for queue in self.reaping.drain(..) {
-                    if let Some(queue) = find_queue(sched, &queue) {
-                        sched.note_lease_due(queue, now);
-                        sched.note_unpin_due(queue, now);
-                    }
+            for (_, queue) in self.reaping.iter().filter(|(s, _)| is_gone(s)) {
+                if let Some(queue) = find_queue(sched, queue) {
+                    sched.note_lease_due(queue, now);
+                    sched.note_unpin_due(queue, now);
                 }
             }
             if let Some(queue) = self.loading.take()
@@ -364,6 +364,7 @@ impl Effects {
         });
         self.claims.retain(|(s, _)| !is_gone(s));
         self.charges.retain(|(s, _)| !is_gone(s));
+        self.reaping.retain(|(s, _)| !is_gone(s));
         self.on_commit.retain(|(s, _)| !is_gone(s));
         if sub.is_none() {
             self.notes.clear();
@@ -386,7 +387,8 @@ impl Effects {
         let claims = self.claims.iter_mut().map(|(s, _)| s);
         let charges = self.charges.iter_mut().map(|(s, _)| s);
         let on_commit = self.on_commit.iter_mut().map(|(s, _)| s);
-        for s in claims.chain(charges).chain(on_commit) {
+        let reaping = self.reaping.iter_mut().map(|(s, _)| s);
+        for s in claims.chain(charges).chain(reaping).chain(on_commit) {
             if *s == sub {
                 *s = parent;
             }

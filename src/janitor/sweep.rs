@@ -17,7 +17,7 @@ use crate::board::{self, now, shmem, stored_key, stored_priority, wait};
 use crate::errors::quoted;
 use crate::names::Weight;
 use crate::observe::state::of_scope;
-use crate::sfq::{QueueId, Row, Sched};
+use crate::sfq::{QueueId, Row, RunningCount, Sched};
 use crate::tasks::load::{ensure_loaded, read_overrides, schedule_reaping};
 use crate::tasks::table::{LaneKey, TaskTable, TupleLock};
 
@@ -183,43 +183,54 @@ fn heal(table: &TaskTable, queue: QueueId, name: &str, suspect: &Suspect) -> Hea
     })
 }
 
-/// Keys whose running count on the board is not the table's, while no claim of theirs is under way: (board, table).
-fn find_miscounted(table: &TaskTable, queue: QueueId, name: &str) -> Vec<(String, (i32, i32))> {
-    let mut counted = HashMap::<String, i32>::new();
-    table.running(name, |key| *counted.entry(key.to_owned()).or_default() += 1);
-    let mut known = HashMap::<String, (i32, bool)>::new();
+/// A key whose running count on the board is not the table's.
+struct Miscount {
+    /// What the board had before the table was read.
+    board: RunningCount,
+    table: i32,
+}
+
+/// Keys whose running count differs from the table, while no claim of theirs is under way.
+fn find_miscounted(table: &TaskTable, queue: QueueId, name: &str) -> HashMap<String, Miscount> {
+    // The board first: what changes while the table is read shows in its counts' changes.
+    let mut board_counts = HashMap::<String, RunningCount>::new();
     board::with(|sched| {
         sched.entries(queue, |entry| {
-            let (_, in_flight) = known
-                .entry(entry.key.as_str().to_owned())
-                .or_insert((entry.running, false));
-            *in_flight |= entry.in_flight > 0;
+            let count = sched.running_count(queue, &entry.key);
+            board_counts.insert(entry.key.as_str().to_owned(), count);
         });
-        for key in counted.keys() {
-            known
-                .entry(key.clone())
-                .or_insert_with(|| (sched.running(queue, &stored_key(key)), false));
-        }
     });
-    known
+    let mut table_counts = HashMap::<String, i32>::new();
+    table.running(name, |key| {
+        *table_counts.entry(key.to_owned()).or_default() += 1
+    });
+    for key in table_counts.keys() {
+        board_counts
+            .entry(key.clone())
+            .or_insert_with(|| board::with(|sched| sched.running_count(queue, &stored_key(key))));
+    }
+    board_counts
         .into_iter()
-        .filter_map(|(key, (running, in_flight))| {
-            let counted = counted.get(&key).copied().unwrap_or(0);
-            (running != counted && !in_flight).then_some((key, (running, counted)))
+        .filter_map(|(key, board)| {
+            let table = table_counts.get(&key).copied().unwrap_or(0);
+            (board.running != table && !board.in_flight).then_some((key, Miscount { board, table }))
         })
         .collect()
 }
 
-/// Sets counts that have differed in the same way twice.
-fn recount(table: &TaskTable, queue: QueueId, name: &str, miscounts: &[(String, (i32, i32))]) {
-    if miscounts.is_empty() {
+/// Sets the counts that differ in the same way as before, and have not changed on the board since.
+fn recount(table: &TaskTable, queue: QueueId, name: &str, before: &HashMap<String, Miscount>) {
+    if before.is_empty() {
         return;
     }
-    let again: HashMap<_, _> = find_miscounted(table, queue, name).into_iter().collect();
+    let again = find_miscounted(table, queue, name);
     board::with(|sched| {
-        for (key, counts) in miscounts {
-            if again.get(key) == Some(counts) {
-                sched.set_running(queue, &stored_key(key), counts.1);
+        for (key, miscount) in before {
+            if again
+                .get(key)
+                .is_some_and(|now| now.table == miscount.table)
+            {
+                sched.recount(queue, &stored_key(key), miscount.board, miscount.table);
             }
         }
     });

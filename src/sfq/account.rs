@@ -214,7 +214,7 @@ impl Sched<'_> {
         let Ok(tenant) = self.tenant_or_new(queue, key) else {
             return;
         };
-        self.tenants.get_mut(tenant).running = running;
+        self.tenants.get_mut(tenant).set_running(running);
         self.regate(tenant, now.unwrap_or(self.latest_of(tenant)));
         if let Some(now) = now {
             for slot in self.tenants.get(tenant).entries {

@@ -89,7 +89,7 @@ impl Sched<'_> {
         self.settle_key(tenant, now);
         let tenant = self.tenants.get_mut(tenant);
         let queue = self.queues.get_mut(tenant.queue);
-        tenant.running = tenant.running.saturating_add(1);
+        tenant.set_running(tenant.running.saturating_add(1));
         tenant.own_weight = own_weight.unwrap_or(1.0) as f32;
         tenant.bucket.take(key_rate(queue, tenant));
         queue.bucket.take(queue.policy.rate_limit);
@@ -98,7 +98,7 @@ impl Sched<'_> {
     /// It does not run after all: the queue has its token back at once.
     pub(super) fn stop_running(&mut self, tenant: u32, now: i64) {
         let record = self.tenants.get_mut(tenant);
-        record.running = record.running.saturating_sub(1).max(0);
+        record.set_running(record.running.saturating_sub(1).max(0));
         let queue = record.queue;
         self.return_queue_token(queue, now);
         self.regate(tenant, now);

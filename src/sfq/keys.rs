@@ -81,7 +81,6 @@ impl Sched<'_> {
         }
         let hash = self.key_hash(queue, key.as_bytes());
         let tenant = self.tenants.get_mut(slot);
-        tenant.used = 1;
         tenant.queue = queue;
         tenant.hash = hash;
         let bytes = key.as_bytes();
@@ -258,7 +257,7 @@ impl Sched<'_> {
     /// Frees a key's record if it has nothing to remember: no entry, no override, nothing running.
     pub(super) fn release_tenant(&mut self, slot: u32) {
         let tenant = self.tenants.get(slot);
-        if tenant.used == 0
+        if tenant.queue == NIL
             || tenant.has_entries()
             || !tenant.weight.is_nan()
             || tenant.running != 0
@@ -288,7 +287,7 @@ impl Sched<'_> {
     pub(super) fn free_tenants_of(&mut self, queue: u32) {
         for slot in self.tenants.slots(&self.header.free_tenants) {
             let tenant = self.tenants.get(slot);
-            if tenant.used != 0 && tenant.queue == queue {
+            if tenant.queue == queue {
                 self.free_tenant(slot);
             }
         }

@@ -125,6 +125,7 @@ pub struct Tenant {
     pub weight: f64,
     /// Of the key's claims, against `key_rate_limit`.
     pub(super) bucket: Bucket,
+    /// 0 while the slot is unused.
     pub queue: u32,
     /// Next in its hash chain; next free slot while unused.
     pub chain: u32,
@@ -139,7 +140,8 @@ pub struct Tenant {
     /// there has been none.
     pub own_weight: f32,
     pub key_len: u16,
-    pub used: u16,
+    /// Grows with each change of `running`, so that a count read from the table can be known to be out of date.
+    pub running_changes: u16,
     pub key: [u8; MAX_KEY_BYTES],
 }
 
@@ -204,6 +206,11 @@ impl QueueRec {
 }
 
 impl Tenant {
+    pub fn set_running(&mut self, running: i32) {
+        self.running = running;
+        self.running_changes = self.running_changes.wrapping_add(1);
+    }
+
     pub fn key(&self) -> &[u8] {
         self.key
             .get(..usize::from(self.key_len))

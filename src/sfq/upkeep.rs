@@ -6,6 +6,16 @@ use super::tree::NIL;
 use super::{Accounted, QueueId, Refused, Row, RowPos, Sched, Ticks};
 use crate::names::{FairnessKey, Priority};
 
+/// How many tasks of a key run, as the board believes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunningCount {
+    pub running: i32,
+    /// Grows with each change.
+    pub changes: u16,
+    /// A claim of the key is under way: counted here, not yet visible in the table.
+    pub in_flight: bool,
+}
+
 impl QueueId {
     /// Its number on the board, from 0.
     pub fn index(self) -> usize {
@@ -107,10 +117,41 @@ impl Sched<'_> {
         usage.idle > 0 || (usage.entries < usage.max_keys && usage.keys < usage.max_keys)
     }
 
+    /// The running count of a key, to be compared with the table.
+    pub fn running_count(&self, queue: QueueId, key: &FairnessKey<'_>) -> RunningCount {
+        let tenant = match self.queue_slot(queue) {
+            NIL => NIL,
+            queue => self.find_tenant(queue, key),
+        };
+        let tenant = self.tenants.get(tenant);
+        let in_flight = |slot: &u32| *slot != NIL && self.entries.get(*slot).in_flight > 0;
+        RunningCount {
+            running: tenant.running,
+            changes: tenant.running_changes,
+            in_flight: tenant.entries.iter().any(in_flight),
+        }
+    }
+
+    /// Sets a running count that has been read from the table, unless it has changed since `seen` or may just be about
+    /// to. True if it was set.
+    pub fn recount(
+        &mut self,
+        queue: QueueId,
+        key: &FairnessKey<'_>,
+        seen: RunningCount,
+        running: i32,
+    ) -> bool {
+        let unchanged = !seen.in_flight && self.running_count(queue, key) == seen;
+        if unchanged {
+            self.set_running(queue, key, running);
+        }
+        unchanged
+    }
+
     /// No task of the scope runs any more: they were truncated.
     pub fn clear_running(&mut self, scope: u64) {
         self.each_tenant_of(scope, |sched, tenant| {
-            sched.tenants.get_mut(tenant).running = 0;
+            sched.tenants.get_mut(tenant).set_running(0);
             sched.regate(tenant, sched.latest_of(tenant));
         });
     }
@@ -129,7 +170,7 @@ impl Sched<'_> {
     fn each_tenant_of(&mut self, scope: u64, mut visit: impl FnMut(&mut Self, u32)) {
         for slot in self.tenants.slots(&self.header.free_tenants) {
             let tenant = self.tenants.get(slot);
-            if tenant.used != 0 && self.queues.get(tenant.queue).scope == scope {
+            if tenant.queue != NIL && self.queues.get(tenant.queue).scope == scope {
                 visit(self, slot);
                 self.release_tenant(slot);
             }

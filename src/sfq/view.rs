@@ -283,7 +283,7 @@ impl Sched<'_> {
         let (mut used, mut chained) = (0, 0);
         for slot in self.tenants.slots(&self.header.free_tenants) {
             let tenant = self.tenants.get(slot);
-            if tenant.used == 0 {
+            if tenant.queue == NIL {
                 continue;
             }
             used += 1;
