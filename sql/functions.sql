@@ -139,9 +139,15 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair
 COMMENT ON FUNCTION fair_state(text) IS
     'Each key on the board, per queue and tier; pass, last_start, clock and lag in units; waiting_for says why a key is not eligible';
 
+CREATE FUNCTION fair_preview(queue text, worker text, max_tasks integer, weights jsonb DEFAULT NULL)
+RETURNS TABLE ("position" integer, id bigint, fairness_key text, priority smallint, pass float8, lag float8, reason text)
+LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair_preview_wrapper';
+COMMENT ON FUNCTION fair_preview(text, text, integer, jsonb) IS
+    'What the next claims of a worker would be and why, claiming nothing; under hypothetical weights if given, null unsets one';
+
 CREATE FUNCTION harvest_fair.board_stats()
 RETURNS TABLE (queue text, claims bigint, refunds bigint, empty_claims bigint, missed_wakeups bigint, full_rejections bigint,
-    evictions bigint, keys bigint, load_ms float8, waiting bigint, bytes_per_key bigint, max_keys bigint, free_keys bigint, reloads bigint)
+    evictions bigint, keys bigint, load_ms float8, waiting bigint, bytes_per_key bigint, max_keys bigint, free_keys bigint, reloads bigint, audit_overflow bigint)
 LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'board_stats_wrapper';
 COMMENT ON FUNCTION harvest_fair.board_stats() IS 'The rows of the view harvest_fair.stats';
 
@@ -183,6 +189,7 @@ DECLARE
         ['admin', '@extschema@.fair_prune(text, interval, boolean)'],
         ['admin', '@extschema@.fair_weights(text)'],
         ['admin', '@extschema@.fair_state(text)'],
+        ['admin', '@extschema@.fair_preview(text, text, integer, jsonb)'],
         ['admin', 'harvest_fair.board_stats()']
     ];
     i integer;

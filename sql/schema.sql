@@ -85,8 +85,8 @@ CREATE INDEX task_pinned ON harvest_fair.task (queue, sticky_worker, priority, s
 -- Leases in the order they run out.
 CREATE INDEX task_lease ON harvest_fair.task (queue, lease_until)
     WHERE state OPERATOR(pg_catalog.=) 'running';
--- Finished tasks in the order retention deletes them.
-CREATE INDEX task_finished ON harvest_fair.task (finished_at)
+-- Finished tasks in the order in which retention deletes them.
+CREATE INDEX task_finished ON harvest_fair.task (queue, finished_at)
     WHERE state OPERATOR(pg_catalog.=) ANY (ARRAY['completed', 'failed', 'cancelled']::harvest_fair.task_state[]);
 
 CREATE TABLE harvest_fair.weight (

@@ -209,7 +209,7 @@ fn rounds(scope: u64, database: pg_sys::Oid) -> End {
             let full = sweep::sweep(scope);
             round(|| flush::prune(scope));
             round(forget_dropped_databases);
-            while round(retention::delete_batch) && !stopping() {}
+            retention::delete_finished();
             // Keys without room take the place of the next ones that have no work left.
             let pause = config::sweep_interval();
             next_sweep = now()

@@ -65,10 +65,7 @@ fn fair_state(
         board::with(|sched| {
             sched.advance(queue, now);
             sched.entries(queue, |entry| {
-                let waiting_for = match entry.wake {
-                    Some(_) if !entry.eligible => Some("future".to_owned()),
-                    _ => None,
-                };
+                let waiting_for = entry.waiting_for.map(|w| w.as_str().to_owned());
                 rows.push((
                     name.clone(),
                     i16::from(entry.priority.get()),

@@ -46,7 +46,8 @@ fn rows(rows: &spi::Rows) -> Vec<WeightRow> {
         .collect()
 }
 
-fn check_key(key: &str) -> Result<(), Error> {
+/// Checks a key that may have an override.
+pub fn check_key(key: &str) -> Result<(), Error> {
     if key.is_empty() {
         return Err(Error::DefaultKeyWeight);
     }
@@ -58,7 +59,8 @@ fn check_key(key: &str) -> Result<(), Error> {
         })
 }
 
-fn check_weight(weight: f64) -> Result<Weight, Error> {
+/// Checks a weight as given.
+pub fn check_weight(weight: f64) -> Result<Weight, Error> {
     Weight::new(weight).map_err(|broken| Error::Name {
         value: weight.to_string(),
         broken,

@@ -152,7 +152,9 @@ impl Copied<'_> {
 }
 
 /// The next `n` claims of a queue at the instant `now`, exactly as [`claim`] would make them, under hypothetical weights:
-/// `None` unsets. `rows` shows the rows; what it locks and is told to remember means nothing.
+/// `None` unsets. `rows` shows the rows; what it locks and is told to remember means nothing. `aside` makes the claims that
+/// go before the order (pinned rows) on the copy, which has room for as many more keys as `weights` names and `aside`
+/// announces, and says how many they were; it may be called more than once.
 #[allow(clippy::too_many_arguments)]
 pub fn preview<B: Board, R: Rows>(
     board: &mut B,
@@ -162,8 +164,11 @@ pub fn preview<B: Board, R: Rows>(
     n: usize,
     now: i64,
     weights: &[(FairnessKey<'_>, Option<Weight>)],
+    aside: (usize, &mut dyn FnMut(&mut Sched<'_>, QueueId) -> usize),
     out: &mut Vec<Claimed<R::Handle>>,
 ) -> Result<(), R::Error> {
+    let (room, aside) = aside;
+    let room = room.saturating_add(weights.len());
     // By due time, any key may be next.
     let mut limit = match order {
         Order::Fair => n.saturating_add(SPARE),
@@ -176,7 +181,7 @@ pub fn preview<B: Board, R: Rows>(
             if sched.policy(queue).aging > 0 {
                 limit = usize::MAX;
             }
-            sched.extract(queue, limit, weights.len(), &mut buffer)
+            sched.extract(queue, limit, room, &mut buffer)
         });
         let Ok(mut copied) = copied else {
             return Ok(());
@@ -187,7 +192,16 @@ pub fn preview<B: Board, R: Rows>(
         }
         let before = out.len();
         let queue = copied.queue;
-        claim(&mut copied, rows, queue, order, n, now, out)?;
+        let first = aside(&mut copied.sched, queue);
+        claim(
+            &mut copied,
+            rows,
+            queue,
+            order,
+            n.saturating_sub(first),
+            now,
+            out,
+        )?;
         if !copied.is_exhausted() {
             return Ok(());
         }

@@ -17,7 +17,7 @@ use crate::board::{self, OnCommit, QueueRef, effects, now, shmem, stored_key, st
 use crate::names::Priority;
 use crate::config;
 use crate::errors::Error;
-use crate::sfq::{self, Charge, Claimed, Lane, Locked, Order, Pick, QueueId, Refused, Row, RowPos, Sched};
+use crate::sfq::{self, Charge, Claimed, Lane, Locked, Order, Pick, QueueId, Refused, Row, RowPos, Sched, Ticks};
 use crate::spi;
 
 /// What a worker asks for.
@@ -37,7 +37,7 @@ pub const RESULT_COLUMNS: usize = 12;
 pub type ResultRow = ([pg_sys::Datum; RESULT_COLUMNS], [bool; RESULT_COLUMNS]);
 
 /// The shared board, as the claim driver wants it.
-struct SharedBoard;
+pub struct SharedBoard;
 
 impl sfq::Board for SharedBoard {
     fn with<R>(&mut self, f: impl FnOnce(&mut Sched) -> R) -> R {
@@ -46,9 +46,9 @@ impl sfq::Board for SharedBoard {
 }
 
 /// The task table, as the claim driver wants it.
-struct TableRows<'a> {
-    table: &'a TaskTable,
-    queue: &'a str,
+pub struct TableRows<'a> {
+    pub table: &'a TaskTable,
+    pub queue: &'a str,
 }
 
 impl sfq::Rows for TableRows<'_> {
@@ -224,8 +224,28 @@ fn claim_queue(
     Ok(claimed.len())
 }
 
-/// Pinned tasks of this worker go first: priority, lag of their key, due time. They are charged, but they never move
-/// the clock (rule 3).
+/// The pinned tasks of a worker in the order of their turns: priority, lag of their key, due time.
+pub fn pinned_in_turn(
+    table: &TaskTable,
+    queue: QueueId,
+    name: &QueueRef,
+    worker: &str,
+    want: usize,
+    now: i64,
+) -> Vec<PinnedRow> {
+    if board::with(|sched| sched.unpin_due(queue)) == i64::MAX {
+        return Vec::new();
+    }
+    let mut rows = table.pinned(&name.name, worker, now, want);
+    let passes: HashMap<i64, Ticks> = board::with(|sched| {
+        let pass = |row: &PinnedRow| sched.pass_of(queue, row.priority, &stored_key(&row.key));
+        rows.iter().map(|row| (row.row.pos.id, pass(row))).collect()
+    });
+    rows.sort_by_key(|row| (row.priority, passes.get(&row.row.pos.id).copied(), row.row.pos));
+    rows
+}
+
+/// Pinned tasks of this worker go first. They are charged, but they never move the clock (rule 3).
 fn claim_pinned(
     table: &TaskTable,
     queue: QueueId,
@@ -235,31 +255,13 @@ fn claim_pinned(
     now: i64,
     claimed: &mut Vec<Claimed<Tid>>,
 ) {
-    if board::with(|sched| sched.unpin_due(queue)) == i64::MAX {
-        return;
-    }
-    let candidates = table.pinned(&name.name, worker, now, want);
-    let lags = board::with(|sched| {
-        let lag = |row: &PinnedRow| sched.pass_of(queue, row.priority, &stored_key(&row.key));
-        candidates.iter().map(lag).collect::<Vec<_>>()
-    });
-    let mut turns: Vec<usize> = (0..candidates.len()).collect();
-    turns.sort_by_key(|i| (candidates[*i].priority, lags[*i], candidates[*i].row.pos));
-    for turn in turns {
+    for PinnedRow { tid, row, priority, key } in pinned_in_turn(table, queue, name, worker, want, now) {
         if claimed.len() == want {
             break;
         }
-        let PinnedRow {
-            tid,
-            row,
-            priority,
-            key,
-        } = &candidates[turn];
-        let TupleLock::Locked(tid) = table.lock_or_skip(*tid) else {
-            continue;
-        };
+        let TupleLock::Locked(tid) = table.lock_or_skip(tid) else { continue };
         // No room for the key on the board, or it is gated: the task stays pinned until that is over.
-        if let Ok(taken) = take_aside(queue, *priority, key, *row, tid, now) {
+        if let Ok(taken) = take_aside(queue, priority, &key, row, tid, now) {
             claimed.push(taken);
         }
     }

@@ -29,6 +29,12 @@ pub fn queue_name(name: &str) -> std::result::Result<QueueName<'_>, Error> {
     })
 }
 
+/// Checks how many tasks a claim asks for.
+pub fn check_max_tasks(max_tasks: i32) -> std::result::Result<usize, Error> {
+    let max = config::max_batch();
+    if (1..=max).contains(&max_tasks) { Ok(max_tasks as usize) } else { Err(Error::MaxTasks { value: max_tasks, max }) }
+}
+
 /// Checks a priority as given.
 pub fn check_priority(priority: i32) -> std::result::Result<Priority, Error> {
     Priority::new(i64::from(priority)).map_err(|broken| Error::Name {
@@ -188,19 +194,14 @@ unsafe fn claim_into(
             queue_name(queue)?;
         }
         check_worker(&worker)?;
-        if max_tasks < 1 || max_tasks > config::max_batch() {
-            return Err(Error::MaxTasks {
-                value: max_tasks,
-                max: config::max_batch(),
-            });
-        }
+        let max_tasks = check_max_tasks(max_tasks)?;
         let wait = wait.map(|w| duration("wait", &w, false)).transpose()?;
         claim::check_transaction("fair_claim")?;
         janitor::ensure_running(&Catalog::get()?);
         let request = Request {
             queues: queues.iter().map(String::as_str).collect(),
             worker: &worker,
-            max_tasks: max_tasks as usize,
+            max_tasks,
             wait,
         };
         claim::claim(&request, |(values, nulls)| {

@@ -526,8 +526,13 @@ impl TaskTable {
 
     /// The queues that have unpinned pending, pinned or running rows: one descent each in each index.
     pub fn queues(&self) -> Vec<String> {
+        self.first_columns(&[self.catalog.lane, self.catalog.pinned, self.catalog.lease])
+    }
+
+    /// The queues in indexes that begin with the queue: one descent each.
+    fn first_columns(&self, indexes: &[pg_sys::Oid]) -> Vec<String> {
         let mut queues = Vec::new();
-        for index in [self.catalog.lane, self.catalog.pinned, self.catalog.lease] {
+        for &index in indexes {
             let mut last: Option<String> = None;
             loop {
                 pgrx::check_for_interrupts!();
@@ -635,18 +640,20 @@ impl TaskTable {
         );
     }
 
-    /// Finished tasks from before a point in time, the oldest first, at most `want`.
-    pub fn finished_before(&self, until: i64, want: usize) -> Vec<Tid> {
+    /// Finished tasks of a queue from before a point in time, the oldest first, at most `want`.
+    pub fn finished_before(&self, queue: &str, until: i64, want: usize) -> Vec<Tid> {
         let mut found = Vec::new();
-        self.scan(
-            self.catalog.finished,
-            Keys::new().time_at_most(1, until),
-            |table, _| {
-                found.push(table.tid());
-                found.len() < want
-            },
-        );
+        let keys = Keys::new().text(1, queue).time_at_most(2, until);
+        self.scan(self.catalog.finished, keys, |table, _| {
+            found.push(table.tid());
+            found.len() < want
+        });
         found
+    }
+
+    /// The queues that have finished tasks.
+    pub fn queues_with_finished(&self) -> Vec<String> {
+        self.first_columns(&[self.catalog.finished])
     }
 
     /// Finds a task by its id as this instant sees it; the slot then holds it.

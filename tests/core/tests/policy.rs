@@ -302,6 +302,7 @@ fn a_preview_of_many_keys_is_what_is_then_claimed() {
             n,
             now,
             &[],
+            (0, &mut |_, _| 0),
             &mut seen,
         )
         .unwrap();
@@ -338,6 +339,7 @@ fn a_preview_takes_hypothetical_weights_and_changes_nothing() {
         40,
         now,
         &weights,
+        (0, &mut |_, _| 0),
         &mut seen,
     )
     .unwrap();
