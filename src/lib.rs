@@ -18,6 +18,7 @@ mod pg_compat;
 mod policy;
 mod sfq;
 mod spi;
+mod subtransaction;
 mod tasks;
 
 use pgrx::prelude::*;
@@ -42,4 +43,5 @@ pub extern "C-unwind" fn _PG_init() {
     config::register();
     board::shmem::register();
     board::effects::register();
+    tasks::table::register();
 }
