@@ -12,6 +12,7 @@ use pgrx::{PgTryBuilder, pg_sys};
 use crate::errors::Error;
 
 /// The session's state around the subtransaction, put back when it ends.
+#[derive(Clone, Copy)]
 struct Outside {
     context: pg_sys::MemoryContext,
     owner: pg_sys::ResourceOwner,
@@ -49,13 +50,13 @@ impl Outside {
 /// Runs an attempt; what it has written is kept, and if it has written nothing, nothing of it stays, not even a lock.
 pub fn attempt<R>(f: impl FnOnce() -> Result<R, Error>) -> Result<R, Error> {
     let outside = Outside::enter();
-    let undo = |cause: CaughtError| -> Result<R, Error> {
+    let undo = move |cause: CaughtError| -> Result<R, Error> {
         outside.leave(false);
         cause.rethrow()
     };
     let result = PgTryBuilder::new(AssertUnwindSafe(f))
-        .catch_others(AssertUnwindSafe(undo))
-        .catch_rust_panic(AssertUnwindSafe(undo))
+        .catch_others(undo)
+        .catch_rust_panic(undo)
         .execute();
     // SAFETY: reads the state of this backend's transaction.
     let wrote = unsafe { pg_sys::GetCurrentTransactionIdIfAny() } != pg_sys::InvalidTransactionId;
