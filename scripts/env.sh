@@ -5,7 +5,7 @@
 #   PG_CONFIG         path of the pg_config of an installed Postgres 15 to 18, used as it is instead of a private one
 #   CARGO_HOME        default ~/.cargo
 #   CARGO_TARGET_DIR  default target/
-#   HF_TEST_THREADS   how many server tests run at the same time (default 2)
+#   HF_TEST_THREADS   how many server tests run at the same time (default 6: they mostly wait)
 #
 # Exported, for the scripts and for the programs in tests/server and demo/:
 #   HF_ROOT           the repository

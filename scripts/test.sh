@@ -31,7 +31,7 @@ run_tests --package harvest_fair_core_tests
 step 6 "building and installing the extension (the first time about 2 minutes)"
 if scripts/install.sh; then
   step 7 "server tests on Postgres $HF_PG_MAJOR"
-  run_tests --package harvest_fair_server_tests -- --test-threads="${HF_TEST_THREADS:-2}"
+  run_tests --package harvest_fair_server_tests -- --test-threads="${HF_TEST_THREADS:-6}"
 else
   failed=$((failed + 1))
 fi

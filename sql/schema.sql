@@ -1,5 +1,15 @@
 -- Schema, types and tables. DESIGN: "Tables". A bare CREATE SCHEMA: a squatted schema fails loudly.
 
+DO $encoding$
+BEGIN
+    IF pg_catalog.getdatabaseencoding() OPERATOR(pg_catalog.<>) 'UTF8' THEN
+        RAISE EXCEPTION 'harvest_fair needs a database with encoding UTF8, not %', pg_catalog.getdatabaseencoding()
+            USING ERRCODE = 'feature_not_supported',
+                  HINT = 'Create the database with ENCODING ''UTF8'' TEMPLATE template0.';
+    END IF;
+END
+$encoding$;
+
 CREATE SCHEMA harvest_fair;
 COMMENT ON SCHEMA harvest_fair IS 'Tables and views of the extension harvest_fair: fair job queues';
 

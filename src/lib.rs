@@ -18,6 +18,7 @@ mod pg_compat;
 mod policy;
 mod sfq;
 mod spi;
+mod subtransaction;
 mod tasks;
 mod trigger;
 
@@ -43,4 +44,5 @@ pub extern "C-unwind" fn _PG_init() {
     config::register();
     board::shmem::register();
     board::effects::register();
+    tasks::table::register();
 }

@@ -159,10 +159,11 @@ impl Sched<'_> {
         }
         entry.set(IDLE, idle);
         if idle {
-            entry.idle_since = now;
+            entry.wake = now;
             self.header.idle_count += 1;
             self.header.idle.push_back::<Idle>(&mut self.entries, slot);
         } else {
+            entry.wake = i64::MAX;
             self.header.idle_count -= 1;
             self.header.idle.remove::<Idle>(&mut self.entries, slot);
         }
@@ -172,7 +173,7 @@ impl Sched<'_> {
     pub(super) fn renew_idle(&mut self, slot: u32, now: i64) {
         let entry = self.entries.get_mut(slot);
         if entry.is(IDLE) {
-            entry.idle_since = entry.idle_since.max(now);
+            entry.wake = entry.wake.max(now);
             self.header.idle.remove::<Idle>(&mut self.entries, slot);
             self.header.idle.push_back::<Idle>(&mut self.entries, slot);
         }
@@ -313,7 +314,7 @@ impl Sched<'_> {
             let entry = self.entries.get(slot);
             let next = entry.siblings.next;
             let tenant = self.tenants.get(entry.tenant);
-            let expired = entry.idle_since.saturating_add(idle_for.max(0)) <= now;
+            let expired = entry.wake.saturating_add(idle_for.max(0)) <= now;
             if entry.is(IDLE) && tenant.running == 0 && expired {
                 count += 1;
                 if let Some(&priority) = Priority::ALL.get(usize::from(entry.tier)) {

@@ -17,6 +17,7 @@
 //! | `account` | charges, refunds, corrections, weights, running counts |
 //! | `persist` | restore, rebase, and what the periodic snapshot needs |
 //! | `bucket` | a token bucket |
+//! | `aging` | the pick when rows age |
 //! | `gate` | caps and rate limits: which keys are held back |
 //! | `policy` | the settings of a queue |
 //! | `upkeep` | what the keeper of a board needs besides claims |
@@ -32,6 +33,7 @@
 #![allow(dead_code, unused_imports)]
 
 mod account;
+mod aging;
 mod arena;
 mod bucket;
 mod claim;

@@ -13,6 +13,14 @@ pub struct Rank {
     pub id: i64,
 }
 
+/// What places an eligible member beside its pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head {
+    pub rank: Rank,
+    /// As [`Member::due`].
+    pub due: i64,
+}
+
 /// What a node keeps in each of its members, eligible or not.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -22,6 +30,10 @@ pub struct Member {
     /// Where its latest charge started.
     pub last_start: Ticks,
     pub rank: Rank,
+    /// Since when its oldest row is due; `i64::MAX` if rows do not age.
+    pub due: i64,
+    /// The smallest `due` in its subtree of the order.
+    pub oldest: i64,
     pub links: Links,
     /// 1 while the member stands in the node's order.
     queued: u32,
@@ -31,6 +43,13 @@ impl Member {
     /// A member is in the node's order exactly while it is eligible.
     pub fn is_eligible(&self) -> bool {
         self.queued != 0
+    }
+
+    pub fn head(&self) -> Head {
+        Head {
+            rank: self.rank,
+            due: self.due,
+        }
     }
 }
 
@@ -59,6 +78,20 @@ impl<M: Members> Nodes<ByPass> for M {
     fn links_mut(&mut self, slot: u32) -> &mut Links {
         &mut self.member_mut(slot).links
     }
+
+    fn summarise(&mut self, slot: u32) -> bool {
+        let Member {
+            due, oldest, links, ..
+        } = *self.member(slot);
+        let mut smallest = due;
+        for child in [links.left, links.right] {
+            if child != NIL {
+                smallest = smallest.min(self.member(child).oldest);
+            }
+        }
+        self.member_mut(slot).oldest = smallest;
+        smallest != oldest
+    }
 }
 
 /// What a charge did, and what it takes to undo it without a trace.
@@ -85,7 +118,7 @@ impl Charged {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Node {
     clock: Ticks,
-    order: Tree<ByPass>,
+    pub(super) order: Tree<ByPass>,
     /// Grows with every join and charge, so that a charge that is taken back at once can restore the clock.
     sequence: u32,
     pad: u32,
@@ -116,11 +149,12 @@ impl Node {
     }
 
     /// Rule 1: a member becomes eligible. Idle time earns no credit.
-    pub fn join(&mut self, members: &mut impl Members, slot: u32, rank: Rank) {
+    pub fn join(&mut self, members: &mut impl Members, slot: u32, head: Head) {
         self.touch();
         let member = members.member_mut(slot);
         member.pass = member.pass.max(self.clock);
-        member.rank = rank;
+        member.rank = head.rank;
+        member.due = head.due;
         member.queued = 1;
         self.order.insert(members, slot);
     }
@@ -141,9 +175,9 @@ impl Node {
     }
 
     /// An eligible member's head has changed.
-    pub fn rerank(&mut self, members: &mut impl Members, slot: u32, rank: Rank) {
+    pub fn rerank(&mut self, members: &mut impl Members, slot: u32, head: Head) {
         let pass = members.member(slot).pass;
-        self.place(members, slot, pass, rank);
+        self.place(members, slot, pass, head);
     }
 
     /// Where a charge of this member would start. Only a member whose rows others held when the clock moved on can be
@@ -161,27 +195,27 @@ impl Node {
     }
 
     /// Rules 3 and 4 for a claim in lag order. The chosen member has the smallest pass of all that can be claimed, so
-    /// the clock follows it. `rank` is its rank now that its head has been taken.
+    /// the clock follows it. `head` is its head now that the former one has been taken.
     pub fn claim(
         &mut self,
         members: &mut impl Members,
         slot: u32,
         step: Ticks,
-        rank: Rank,
+        head: Head,
     ) -> Charged {
         let clock_before = self.clock;
         self.clock = self.start_of(members.member(slot));
         Charged {
             clock_before,
-            ..self.charge_and_rank(members, slot, step, rank)
+            ..self.charge_and_rank(members, slot, step, head)
         }
     }
 
     /// Rule 4 alone, for a charge out of lag order: the clock stays where it is. A member that is not eligible is
     /// charged from the clock at least, as if it had joined.
     pub fn charge(&mut self, members: &mut impl Members, slot: u32, step: Ticks) -> Charged {
-        let rank = members.member(slot).rank;
-        self.charge_and_rank(members, slot, step, rank)
+        let head = members.member(slot).head();
+        self.charge_and_rank(members, slot, step, head)
     }
 
     fn charge_and_rank(
@@ -189,14 +223,14 @@ impl Node {
         members: &mut impl Members,
         slot: u32,
         step: Ticks,
-        rank: Rank,
+        head: Head,
     ) -> Charged {
         self.touch();
         let start = self.start_of(members.member(slot));
         let member = members.member_mut(slot);
         let (pass_before, last_start_before) = (member.pass, member.last_start);
         member.last_start = start;
-        self.place(members, slot, start.plus(step), rank);
+        self.place(members, slot, start.plus(step), head);
         Charged {
             start,
             step,
@@ -240,13 +274,13 @@ impl Node {
 
     /// Sets a pass, eligible or not, and keeps the order.
     pub fn set_pass(&mut self, members: &mut impl Members, slot: u32, pass: Ticks) {
-        let rank = members.member(slot).rank;
-        self.place(members, slot, pass, rank);
+        let head = members.member(slot).head();
+        self.place(members, slot, pass, head);
     }
 
-    fn place(&mut self, members: &mut impl Members, slot: u32, pass: Ticks, rank: Rank) {
+    fn place(&mut self, members: &mut impl Members, slot: u32, pass: Ticks, head: Head) {
         let member = members.member(slot);
-        if (member.pass, member.rank) == (pass, rank) {
+        if (member.pass, member.head()) == (pass, head) {
             return;
         }
         let queued = member.is_eligible();
@@ -255,7 +289,8 @@ impl Node {
         }
         let member = members.member_mut(slot);
         member.pass = pass;
-        member.rank = rank;
+        member.rank = head.rank;
+        member.due = head.due;
         if queued {
             self.order.insert(members, slot);
         }
@@ -269,7 +304,17 @@ impl Node {
 
     /// Every invariant of the node, for tests.
     pub fn check(&self, members: &impl Members) -> Result<(), String> {
-        self.order.check(members)
+        self.order.check(members)?;
+        let (mut smallest, mut slot) = (i64::MAX, self.first(members));
+        while slot != NIL {
+            smallest = smallest.min(members.member(slot).due);
+            slot = self.next(members, slot);
+        }
+        if self.oldest(members) == smallest {
+            Ok(())
+        } else {
+            Err(format!("oldest {} stored", self.oldest(members)))
+        }
     }
 
     fn touch(&mut self) {

@@ -13,6 +13,7 @@
 //! tells the claimer where to look, and `found` makes the answer the lane's head, to be picked by whoever comes next.
 //! Were it charged, then retracted, the clock could meanwhile pass the key by, and the key would lose that charge.
 
+use super::aging::Aged;
 use super::arena::Pool;
 use super::bucket::Bucket;
 use super::lane::{Lane, Next, Row, RowPos, Taken};
@@ -108,7 +109,7 @@ pub struct Charge {
 }
 
 /// What a search for the next lane came to.
-enum Choice {
+pub(super) enum Choice {
     Lane(u32, u8),
     /// The clock on the wall has gone back since this entry woke.
     Early(u32),
@@ -133,15 +134,26 @@ impl Sched<'_> {
         if !self.queues.get(slot).is_open() {
             return None;
         }
+        if order == Order::Fair && self.queues.get(slot).policy.aging > 0 {
+            loop {
+                match self.choose_aged(slot, now, excluded) {
+                    Aged::Lane(priority, entry, band, aged) => {
+                        return self.take(queue, priority, entry, band, now, order, aged);
+                    }
+                    Aged::Early(entry) => self.refresh(entry, now),
+                    Aged::Nothing => return None,
+                }
+            }
+        }
         for priority in Priority::ALL {
             loop {
                 let choice = match order {
-                    Order::Fair => self.choose_fair(slot, priority, now, excluded),
+                    Order::Fair => self.choose_in(slot, priority, i64::MAX, now, excluded),
                     Order::Due => self.choose_due(slot, priority, now, excluded),
                 };
                 match choice {
                     Choice::Lane(entry, band) => {
-                        return self.take(queue, priority, entry, band, now, order);
+                        return self.take(queue, priority, entry, band, now, order, false);
                     }
                     Choice::Early(entry) => self.refresh(entry, now),
                     Choice::Nothing => break,
@@ -151,11 +163,12 @@ impl Sched<'_> {
         None
     }
 
-    /// The first usable lane in the order (pass, claim-order due, id).
-    fn choose_fair(
+    /// The first usable lane in the order (pass, claim-order due, id) of those whose head is due since `limit` or longer.
+    pub(super) fn choose_in(
         &self,
         queue: u32,
         priority: Priority,
+        limit: i64,
         now: i64,
         excluded: &[LaneRef],
     ) -> Choice {
@@ -163,34 +176,40 @@ impl Sched<'_> {
         let Some(tier) = queue.tiers.get(priority.index()) else {
             return Choice::Nothing;
         };
+        let (node, clock) = (&tier.node, tier.node.clock());
         let mut best: Option<(Ticks, Rank, u32, u8)> = None;
-        let mut slot = tier.node.first(&self.entries);
+        let mut slot = match limit {
+            i64::MAX => node.first(&self.entries),
+            _ => node.first_older(&self.entries, limit),
+        };
         while slot != NIL {
             let entry = self.entries.get(slot);
-            let start = tier.node.start_of(&entry.member);
-            if best.is_some_and(|(smallest, ..)| smallest < start) {
+            let (start, pass) = (node.start_of(&entry.member), entry.member.pass);
+            if let Some((smallest, rank, ..)) = best
+                // Entries stand in the order of pass and front lane, except that all passes behind the clock count as
+                // the clock. So none that follows can be before this one.
+                && (smallest < start || pass >= clock && rank < entry.member.rank)
+            {
                 break;
             }
             if !is_due(entry, entry.front, now) {
                 return Choice::Early(slot);
             }
             for (band, lane) in (0u8..).zip(&entry.lanes) {
-                if lane.is_open() && lane.head.is_due(now) && !self.is_in(excluded, slot, band) {
-                    let candidate = (
-                        start,
-                        rank_of(lane.head, band, queue.policy.handicap),
-                        slot,
-                        band,
-                    );
+                let due = lane.is_open() && lane.head.is_due(now) && lane.head.due <= limit;
+                if due && !self.is_in(excluded, slot, band) {
+                    let rank = rank_of(lane.head, band, queue.policy.handicap);
+                    let candidate = (start, rank, slot, band);
                     best = Some(best.map_or(candidate, |other| candidate.min(other)));
                 }
             }
-            // Entries stand in the order of pass and front lane, so none that follows can be before this one; except
-            // that all passes behind the clock count as the clock.
-            if entry.member.pass >= tier.node.clock() && !self.is_in(excluded, slot, entry.front) {
+            if pass >= clock && best.is_some_and(|(_, rank, ..)| rank == entry.member.rank) {
                 break;
             }
-            slot = tier.node.next(&self.entries, slot);
+            slot = match limit {
+                i64::MAX => node.next(&self.entries, slot),
+                _ => node.next_older(&self.entries, slot, limit),
+            };
         }
         best.map_or(Choice::Nothing, |(_, _, slot, band)| {
             Choice::Lane(slot, band)
@@ -217,7 +236,7 @@ impl Sched<'_> {
         best.map_or(Choice::Nothing, |(_, slot, band)| Choice::Lane(slot, band))
     }
 
-    fn is_in(&self, lanes: &[LaneRef], slot: u32, band: u8) -> bool {
+    pub(super) fn is_in(&self, lanes: &[LaneRef], slot: u32, band: u8) -> bool {
         !lanes.is_empty()
             && lanes.contains(&LaneRef {
                 entry: self.entry_id(slot),
@@ -225,6 +244,7 @@ impl Sched<'_> {
             })
     }
 
+    #[allow(clippy::too_many_arguments)]
     fn take(
         &mut self,
         queue: QueueId,
@@ -233,6 +253,7 @@ impl Sched<'_> {
         band: u8,
         now: i64,
         order: Order,
+        aged: bool,
     ) -> Option<Pick> {
         self.rebase_if_needed(queue, priority);
         let taken = self.lane_mut(slot, band)?.take();
@@ -240,16 +261,21 @@ impl Sched<'_> {
         let weight = self.weight_in_force(tenant, taken.own_weight());
         let cost = self.cost_of(tenant);
         let record = self.queues.get_mut(queue.slot);
-        let handicap = record.policy.handicap;
+        let policy = record.policy;
         let node = &mut record.tiers.get_mut(priority.index())?.node;
         let entry = self.entries.get_mut(slot);
         entry.in_flight += 1;
         let start = node.start_of(&entry.member);
         let charged = if taken.exact() && order == Order::Fair {
-            let rank = survey(entry, handicap, now)
-                .0
-                .map_or(entry.member.rank, |(rank, _)| rank);
-            Some(node.claim(&mut self.entries, slot, Ticks::step(cost, weight), rank))
+            let step = Ticks::step(cost, weight);
+            Some(if aged {
+                node.charge(&mut self.entries, slot, step)
+            } else {
+                let head = survey(entry, &policy, now)
+                    .front
+                    .map_or(entry.member.head(), |(head, _)| head);
+                node.claim(&mut self.entries, slot, step, head)
+            })
         } else {
             None
         };
@@ -284,7 +310,7 @@ impl Sched<'_> {
             start,
             step: charged.map_or(Ticks::ZERO, |charged| charged.step),
             cost: if charged.is_some() { cost } else { 0.0 },
-            aged: false,
+            aged: aged && charged.is_some(),
             clock,
             lag: start.minus(clock),
             weight,

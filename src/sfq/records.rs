@@ -151,10 +151,9 @@ pub struct Tenant {
 pub struct Entry {
     pub member: Member,
     pub lanes: [Lane; BANDS],
-    /// When the first sleeping lane's head comes due; `i64::MAX` if none sleeps.
+    /// When the first sleeping lane's head comes due, or the key has a token again; `i64::MAX`: never. Of an idle entry,
+    /// since when nothing is pending or running.
     pub wake: i64,
-    /// Since when nothing is pending or running, while the entry is in the idle list.
-    pub idle_since: i64,
     pub timer: Links,
     /// Among the queue's entries.
     pub siblings: Siblings,

@@ -25,6 +25,10 @@ pub trait Nodes<By> {
     fn key(&self, slot: u32) -> Self::Key;
     fn links(&self, slot: u32) -> &Links;
     fn links_mut(&mut self, slot: u32) -> &mut Links;
+    /// Brings what the record keeps of its subtree up to date, if it keeps anything. True if that has changed.
+    fn summarise(&mut self, _slot: u32) -> bool {
+        false
+    }
 }
 
 /// The root and the size; everything else stands in the records.
@@ -41,6 +45,10 @@ impl<By> Tree<By> {
         self.len
     }
 
+    pub fn root(&self) -> u32 {
+        self.root
+    }
+
     pub fn is_empty(&self) -> bool {
         self.root == NIL
     }
@@ -48,6 +56,7 @@ impl<By> Tree<By> {
     /// Adds a record that is not in the tree. Equal keys are ordered by slot.
     pub fn insert<N: Nodes<By>>(&mut self, nodes: &mut N, slot: u32) {
         *nodes.links_mut(slot) = Links::default();
+        nodes.summarise(slot);
         self.len += 1;
         if self.root == NIL {
             self.root = slot;
@@ -70,6 +79,7 @@ impl<By> Tree<By> {
             }
             at = *child;
         }
+        Self::summarise_up(nodes, nodes.links(slot).parent);
         loop {
             let parent = nodes.links(slot).parent;
             if parent == NIL || !outranks(slot, parent) {
@@ -96,6 +106,7 @@ impl<By> Tree<By> {
             if child != NIL {
                 nodes.links_mut(child).parent = parent;
             }
+            Self::summarise_up(nodes, parent);
             break;
         }
         *nodes.links_mut(slot) = Links::default();
@@ -159,6 +170,14 @@ impl<By> Tree<By> {
         Ok(())
     }
 
+    /// A subtree of `slot` has changed.
+    fn summarise_up<N: Nodes<By>>(nodes: &mut N, slot: u32) {
+        let mut at = slot;
+        while at != NIL && nodes.summarise(at) {
+            at = nodes.links(at).parent;
+        }
+    }
+
     fn rotate_up<N: Nodes<By>>(&mut self, nodes: &mut N, slot: u32) {
         let parent = nodes.links(slot).parent;
         let grandparent = nodes.links(parent).parent;
@@ -179,6 +198,8 @@ impl<By> Tree<By> {
         nodes.links_mut(parent).parent = slot;
         nodes.links_mut(slot).parent = grandparent;
         self.replace_child(nodes, grandparent, parent, slot);
+        nodes.summarise(parent);
+        nodes.summarise(slot);
     }
 
     fn replace_child<N: Nodes<By>>(&mut self, nodes: &mut N, parent: u32, old: u32, new: u32) {

@@ -4,7 +4,7 @@ use super::gate::{Gate, gate_of};
 use super::lane::Lane;
 use super::records::{DIRTY, Entry, IDLE, QueueRec, TIMED, Tenant};
 use super::tree::NIL;
-use super::wake::survey;
+use super::wake::{Survey, survey};
 use super::{QueueId, Sched, Ticks};
 use crate::names::{FairnessKey, Priority};
 
@@ -164,7 +164,7 @@ impl Sched<'_> {
             waiting_for: waiting_for(queue, tenant, entry),
             group: None,
             head_due: front.filter(|_| eligible).map(|lane| lane.head.due),
-            wake: (entry.wake != i64::MAX).then_some(entry.wake),
+            wake: entry.is(TIMED).then_some(entry.wake),
             in_flight: entry.in_flight,
             dirty: entry.is(DIRTY),
         })
@@ -242,7 +242,7 @@ impl Sched<'_> {
         if entry.is(IDLE) == entry.has_work() {
             return Err("idle with work, or neither".into());
         }
-        if entry.is(TIMED) != (entry.wake != i64::MAX) {
+        if !entry.is(IDLE) && entry.is(TIMED) != (entry.wake != i64::MAX) {
             return Err("timer and wake-up time differ".into());
         }
         let sleeps = entry
@@ -305,7 +305,7 @@ impl Sched<'_> {
 
 /// Why a key is not eligible, as of the last [`Sched::advance`].
 fn waiting_for(queue: &QueueRec, tenant: &Tenant, entry: &Entry) -> Option<Waiting> {
-    let (front, wake) = survey(entry, queue.policy.handicap, queue.latest);
+    let Survey { front, wake } = survey(entry, &queue.policy, queue.latest);
     if front.is_none() {
         return (wake != i64::MAX).then_some(Waiting::Future);
     }

@@ -3,8 +3,9 @@
 
 use super::gate::Gate;
 use super::lane::{Lane, Row, RowPos};
-use super::node::Rank;
-use super::records::{Entry, QueueRec, TIMED};
+use super::node::{Head, Rank};
+use super::policy::PolicyRec;
+use super::records::{Entry, IDLE, QueueRec, TIMED};
 use super::tree::NIL;
 use super::{Full, QueueId, Sched};
 use crate::names::{FairnessKey, Priority};
@@ -27,22 +28,37 @@ pub(super) fn rank_of(head: RowPos, band: u8, handicap: i64) -> Rank {
     }
 }
 
-/// The entry's first claimable lane, and when the next sleeping one wakes (`i64::MAX`: never).
-pub(super) fn survey(entry: &Entry, handicap: i64, now: i64) -> (Option<(Rank, u8)>, i64) {
+/// What an entry's lanes come to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Survey {
+    /// The first claimable lane's head, and its band.
+    pub front: Option<(Head, u8)>,
+    /// When the next sleeping lane wakes; `i64::MAX`: never.
+    pub wake: i64,
+}
+
+pub(super) fn survey(entry: &Entry, policy: &PolicyRec, now: i64) -> Survey {
     let mut front: Option<(Rank, u8)> = None;
+    let mut due = i64::MAX;
     let mut wake = i64::MAX;
     for (band, lane) in (0u8..).zip(&entry.lanes) {
         if !lane.is_open() {
             continue;
         }
         if lane.head.is_due(now) {
-            let candidate = (rank_of(lane.head, band, handicap), band);
+            let candidate = (rank_of(lane.head, band, policy.handicap), band);
             front = Some(front.map_or(candidate, |best| best.min(candidate)));
+            if policy.aging > 0 {
+                due = due.min(lane.head.due);
+            }
         } else {
             wake = wake.min(lane.head.due);
         }
     }
-    (front, wake)
+    Survey {
+        front: front.map(|(rank, band)| (Head { rank, due }, band)),
+        wake,
+    }
 }
 
 impl Sched<'_> {
@@ -54,11 +70,12 @@ impl Sched<'_> {
         let gate = self.settle_key(self.entries.get(slot).tenant, now);
         let entry = self.entries.get(slot);
         let queue = self.queues.get_mut(self.tenants.get(entry.tenant).queue);
-        let (front, wake) = match (survey(entry, queue.policy.handicap, now), gate) {
+        let Survey { front, wake } = survey(entry, &queue.policy, now);
+        let (front, wake) = match (front, gate) {
             // Nothing but the end of a task wakes a key at its cap.
-            ((Some(_), _), Gate::Capped) => (None, i64::MAX),
-            ((Some(_), _), Gate::Limited(until)) => (None, until),
-            (surveyed, _) => surveyed,
+            (Some(_), Gate::Capped) => (None, i64::MAX),
+            (Some(_), Gate::Limited(until)) => (None, until),
+            (front, _) => (front, wake),
         };
         let was_eligible = entry.member.is_eligible();
 
@@ -75,14 +92,16 @@ impl Sched<'_> {
             queue.timers.insert(&mut self.entries, slot);
         }
         let entry = self.entries.get_mut(slot);
-        entry.wake = wake;
+        if !entry.is(IDLE) {
+            entry.wake = wake;
+        }
         entry.front = front.map_or(0, |(_, band)| band);
         let Some(tier) = queue.tiers.get_mut(usize::from(entry.tier)) else {
             return;
         };
         match (was_eligible, front) {
-            (false, Some((rank, _))) => tier.node.join(&mut self.entries, slot, rank),
-            (true, Some((rank, _))) => tier.node.rerank(&mut self.entries, slot, rank),
+            (false, Some((head, _))) => tier.node.join(&mut self.entries, slot, head),
+            (true, Some((head, _))) => tier.node.rerank(&mut self.entries, slot, head),
             (true, None) => tier.node.leave(&mut self.entries, slot),
             (false, None) => {}
         }
@@ -161,7 +180,7 @@ impl Sched<'_> {
             if slot == NIL || self.entries.get(slot).wake > now {
                 return;
             }
-            self.refresh(slot, now);
+            self.wake(slot, now);
         }
     }
 

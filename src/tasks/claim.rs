@@ -19,6 +19,7 @@ use crate::config;
 use crate::errors::Error;
 use crate::sfq::{self, Charge, Claimed, Lane, Locked, Order, Pick, QueueId, Refused, Row, RowPos, Sched, Ticks};
 use crate::spi;
+use crate::subtransaction::attempt;
 
 /// What a worker asks for.
 pub struct Request<'a> {
@@ -111,75 +112,88 @@ pub fn check_transaction(function: &'static str) -> Result<(), Error> {
 
 /// Claims tasks and gives each to `emit`, in pick order.
 pub fn claim(request: &Request, mut emit: impl FnMut(&mut ResultRow)) -> Result<(), Error> {
-    let table = TaskTable::open()?;
-    let deadline = request.wait.map(|wait| now().saturating_add(wait));
-    let queues = drawn(&table, &request.queues)?;
-    let mut handed = 0;
-    let mut held = claim_once(&table, &queues, request, &mut handed, &mut emit)?;
-    let Some(deadline) = deadline else {
-        return Ok(());
+    let queues = attempt(|| drawn(&TaskTable::open()?, &request.queues))?;
+    let Some(wait) = request.wait else {
+        let table = TaskTable::open()?;
+        return claim_once(&table, &queues, request, &mut emit).map(|_| ());
     };
-    while handed == 0 && now() < deadline {
+    let deadline = now().saturating_add(wait);
+    let mut round = attempt(|| claim_once(&TaskTable::open()?, &queues, request, &mut emit))?;
+    while round.handed == 0 && now() < deadline && !queues.is_empty() {
         let line = match queues.as_slice() {
-            [] => return Ok(()),
-            [queue] => Waiting::line_up(Some(ensure_loaded(&table, queue)?)),
+            [queue] => {
+                Waiting::line_up(Some(attempt(|| ensure_loaded(&TaskTable::open()?, queue))?))
+            }
             _ => Waiting::line_up(None),
         };
         // Looked at after the place in line was taken: no wake-up falls between the two.
-        let mut timer = i64::MAX;
-        let mut claimable = false;
-        for queue in &queues {
-            let queue = ensure_loaded(&table, queue)?;
-            let now = now();
-            board::with(|sched| {
-                sched.advance(queue, now);
-                claimable |= sched.has_eligible(queue)
-                    || sched.lease_due(queue) <= now
-                    || sched.unpin_due(queue) <= now;
-                timer = timer
-                    .min(sched.next_timer(queue).unwrap_or(i64::MAX))
-                    .min(sched.lease_due(queue))
-                    .min(sched.unpin_due(queue));
-            });
-        }
-        if !claimable || held {
-            line.sleep(deadline.min(timer), held);
+        let (claimable, until) = attempt(|| outlook(&TaskTable::open()?, &queues))?;
+        if !claimable || round.held {
+            line.sleep(deadline.min(until), round.held);
         }
         drop(line);
         pgrx::check_for_interrupts!();
-        held = claim_once(&table, &queues, request, &mut handed, &mut emit)?;
+        round = attempt(|| claim_once(&TaskTable::open()?, &queues, request, &mut emit))?;
     }
     Ok(())
 }
 
-/// One round over the queues. True if rows were seen that others hold.
+/// Whether something may be claimable now, and when to look again if nothing happens before.
+fn outlook(table: &TaskTable, queues: &[&str]) -> Result<(bool, i64), Error> {
+    let (mut claimable, mut until) = (false, i64::MAX);
+    for queue in queues {
+        let queue = ensure_loaded(table, queue)?;
+        let now = now();
+        board::with(|sched| {
+            sched.advance(queue, now);
+            let reaping = sched.lease_due(queue).min(sched.unpin_due(queue));
+            claimable |= sched.has_eligible(queue) || reaping <= now;
+            until = until
+                .min(sched.next_timer(queue).unwrap_or(i64::MAX))
+                .min(reaping);
+        });
+    }
+    Ok((claimable, until))
+}
+
+/// What a round over the queues came to.
+struct Round {
+    /// Tasks handed over.
+    handed: usize,
+    /// There were rows, but others hold them.
+    held: bool,
+}
+
+/// One round over the queues.
 fn claim_once(
     table: &TaskTable,
     queues: &[&str],
     request: &Request,
-    handed: &mut usize,
     emit: &mut impl FnMut(&mut ResultRow),
-) -> Result<bool, Error> {
-    let mut held = false;
+) -> Result<Round, Error> {
+    let mut round = Round {
+        handed: 0,
+        held: false,
+    };
     for name in queues {
         let queue = ensure_loaded(table, name)?;
         let name = QueueRef {
             scope: table.catalog.scope(),
             name: (*name).to_owned(),
         };
-        let want = request.max_tasks - *handed;
+        let want = request.max_tasks - round.handed;
         let got = claim_queue(table, queue, &name, request.worker, want, emit)?;
-        *handed += got;
+        round.handed += got;
         if got == 0 {
-            held |= board::with(|sched| sched.has_eligible(queue));
+            round.held |= board::with(|sched| sched.has_eligible(queue));
         } else {
             wait::pass_on(queue);
         }
-        if *handed >= request.max_tasks {
+        if round.handed >= request.max_tasks {
             break;
         }
     }
-    Ok(held)
+    Ok(round)
 }
 
 /// Claims up to `want` tasks of one queue.

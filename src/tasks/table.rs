@@ -65,6 +65,31 @@ fn relation(name: &CStr, schema: pg_sys::Oid) -> pg_sys::Oid {
     unsafe { pg_sys::get_relname_relid(name.as_ptr(), schema) }
 }
 
+/// Forgets the object ids when something was done to one of the relations: REINDEX CONCURRENTLY gives indexes new ones.
+#[pg_guard]
+unsafe extern "C-unwind" fn forget_catalog(_arg: pg_sys::Datum, relation: pg_sys::Oid) {
+    let concerns = |known: &Catalog| {
+        let ours = [
+            known.task,
+            known.lane,
+            known.pinned,
+            known.lease,
+            known.finished,
+            known.primary,
+        ];
+        relation == pg_sys::InvalidOid || ours.contains(&relation)
+    };
+    if CATALOG.get().as_ref().is_some_and(concerns) {
+        CATALOG.set(None);
+    }
+}
+
+/// Registers for news of relations; once, while the postmaster loads the library.
+pub fn register() {
+    // SAFETY: a static function with the signature that Postgres wants; sessions inherit it.
+    unsafe { pg_sys::CacheRegisterRelcacheCallback(Some(forget_catalog), pg_sys::Datum::from(0)) };
+}
+
 impl Catalog {
     /// Looks the extension up; two system cache look-ups when nothing has changed since the last call.
     pub fn get() -> Result<Catalog, Error> {
@@ -348,6 +373,8 @@ impl TaskTable {
         // SAFETY: the relation was just looked up; the lock is kept to the end of the transaction, as for any writer.
         unsafe {
             let table = pg_sys::table_open(catalog.task, pg_sys::RowExclusiveLock as i32);
+            // The lock has let in word of what was done to the table before: its indexes may be others.
+            let catalog = Catalog::get()?;
             let slot = pg_sys::table_slot_create(table, std::ptr::null_mut());
             Ok(TaskTable {
                 catalog,
@@ -388,7 +415,8 @@ impl TaskTable {
                 }
             }
             pg_sys::index_endscan(scan);
-            pg_sys::index_close(index, pg_sys::NoLock as i32);
+            // The table's lock is enough to keep the index.
+            pg_sys::index_close(index, pg_sys::AccessShareLock as i32);
             pg_sys::UnregisterSnapshot(snapshot);
         }
         ended

@@ -39,6 +39,8 @@ pub struct Claim {
     pub start: i128,
     pub clock: i128,
     pub step: i128,
+    /// Chosen for its age, out of lag order.
+    pub aged: bool,
 }
 
 impl Claim {
@@ -75,6 +77,8 @@ pub struct Policy {
     pub rate: Option<f64>,
     pub key_rate: Option<f64>,
     pub paused: bool,
+    /// Microseconds to the priority step; 0: rows do not age.
+    pub aging: i64,
 }
 
 /// A token bucket; nothing is counted while there is no limit, or while it is full.
@@ -329,6 +333,11 @@ impl Model {
 
     /// Rules 2 to 4.
     pub fn claim(&mut self, now: i64) -> Option<Claim> {
+        self.claim_as(now, None)
+    }
+
+    /// As [`Model::claim`]; `aged`: whether the claimer, who may believe in rows that are gone, found itself out of order.
+    pub fn claim_as(&mut self, now: i64, aged: Option<bool>) -> Option<Claim> {
         self.settle(now);
         let mut rows: Vec<&Task> = self
             .tasks
@@ -340,7 +349,12 @@ impl Model {
             rows.sort_by_key(|task| {
                 let pass = self.passes[&(task.priority, task.key.clone())];
                 let behind = i64::from(task.band) * self.handicap;
+                let steps = match self.policy.aging {
+                    0 => 0,
+                    aging => (now - task.due) / aging,
+                };
                 (
+                    i64::from(task.priority) - steps,
                     task.priority,
                     pass,
                     task.due.saturating_add(behind),
@@ -358,6 +372,7 @@ impl Model {
             start: self.passes[&(task.priority, task.key.clone())],
             clock: self.clock(task.priority),
             step: 0,
+            aged: false,
             key: task.key.clone(),
         };
         if self.fair {
@@ -367,7 +382,12 @@ impl Model {
                 .filter(|(priority, _)| *priority == task.priority)
                 .map(|name| self.passes[name])
                 .min()?;
-            claim.clock = claim.clock.max(smallest);
+            let earlier = |(priority, _): &(Tier, String)| *priority < task.priority;
+            claim.aged = claim.start > smallest || self.eligible.iter().any(earlier);
+            claim.aged = aged.unwrap_or(claim.aged);
+            if !claim.aged {
+                claim.clock = claim.clock.max(smallest);
+            }
             claim.step = step(1.0, self.weight(&task.key, task.weight));
             self.clocks.insert(task.priority, claim.clock);
             *self.touch(task.priority, &task.key) += claim.step;
@@ -456,6 +476,7 @@ impl Model {
             start,
             clock,
             step,
+            aged: false,
         }
     }
 

@@ -351,6 +351,47 @@ fn a_preview_takes_hypothetical_weights_and_changes_nothing() {
     assert_eq!(count(&shop.keys(40, 1), "a"), 20);
 }
 
+#[test]
+fn a_row_comes_one_priority_nearer_with_each_step_of_age() {
+    let mut shop = configured(Policy {
+        aging: 10 * SECOND,
+        ..Policy::default()
+    });
+    let now = shop.now;
+    // Effective priorities 5, 2, 1 (base 3), 1 (base 1) and 0.
+    let ids: Vec<i64> = [(5, 9), (4, 20), (3, 25), (1, 5), (5, 50)]
+        .into_iter()
+        .enumerate()
+        .map(|(i, (tier, age))| shop.add(&format!("k{i}"), tier, 0, now - age * SECOND, None))
+        .collect();
+    let served = shop.claim(10);
+    let order: Vec<i64> = served.iter().map(|served| served.handle.0).collect();
+    assert_eq!(order, [ids[4], ids[3], ids[2], ids[1], ids[0]]);
+    let aged: Vec<bool> = served.iter().map(|served| served.aged).collect();
+    assert_eq!(aged, [true, false, false, false, false]);
+}
+
+#[test]
+fn an_aged_claim_charges_its_key_and_leaves_the_clock() {
+    let mut shop = configured(Policy {
+        aging: 10 * SECOND,
+        ..Policy::default()
+    });
+    shop.enqueue("busy", 20);
+    shop.enqueue("other", 20);
+    shop.keys(10, 1);
+    let clock = shop.clock(3);
+    let now = shop.now;
+    shop.add("busy", 3, 0, now - 15 * SECOND, None);
+    shop.add("busy", 3, 0, now - 15 * SECOND, None);
+    let served = shop.claim(2);
+    assert!(served.iter().all(|served| served.key.as_str() == "busy"));
+    assert_eq!(served.iter().filter(|served| served.aged).count(), 1);
+    assert!(shop.clock(3) <= clock.plus(served[0].charge.step));
+    // What it had early it waits for now.
+    assert_eq!(shop.keys(2, 1), ["other", "other"]);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
 

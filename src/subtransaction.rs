@@ -1,0 +1,65 @@
+//! Attempts that leave nothing behind.
+//!
+//! A session that waits for a task must not keep the locks of its fruitless attempts meanwhile: an ALTER TABLE or a DROP
+//! EXTENSION would wait for it, and everybody else behind that. So each attempt of a waiting claim runs in an internal
+//! subtransaction, whose rollback gives the locks back.
+
+use std::panic::AssertUnwindSafe;
+
+use pgrx::pg_sys::panic::CaughtError;
+use pgrx::{PgTryBuilder, pg_sys};
+
+use crate::errors::Error;
+
+/// The session's state around the subtransaction, put back when it ends.
+#[derive(Clone, Copy)]
+struct Outside {
+    context: pg_sys::MemoryContext,
+    owner: pg_sys::ResourceOwner,
+}
+
+impl Outside {
+    fn enter() -> Outside {
+        // SAFETY: within a transaction, from a function that Postgres has called.
+        unsafe {
+            let outside = Outside {
+                context: pg_sys::CurrentMemoryContext,
+                owner: pg_sys::CurrentResourceOwner,
+            };
+            pg_sys::BeginInternalSubTransaction(std::ptr::null());
+            pg_sys::MemoryContextSwitchTo(outside.context);
+            outside
+        }
+    }
+
+    /// Ends the subtransaction that `enter` began.
+    fn leave(&self, keep: bool) {
+        // SAFETY: it is the innermost subtransaction: every other one that was begun inside has ended.
+        unsafe {
+            if keep {
+                pg_sys::ReleaseCurrentSubTransaction();
+            } else {
+                pg_sys::RollbackAndReleaseCurrentSubTransaction();
+            }
+            pg_sys::MemoryContextSwitchTo(self.context);
+            pg_sys::CurrentResourceOwner = self.owner;
+        }
+    }
+}
+
+/// Runs an attempt; what it has written is kept, and if it has written nothing, nothing of it stays, not even a lock.
+pub fn attempt<R>(f: impl FnOnce() -> Result<R, Error>) -> Result<R, Error> {
+    let outside = Outside::enter();
+    let undo = move |cause: CaughtError| -> Result<R, Error> {
+        outside.leave(false);
+        cause.rethrow()
+    };
+    let result = PgTryBuilder::new(AssertUnwindSafe(f))
+        .catch_others(undo)
+        .catch_rust_panic(undo)
+        .execute();
+    // SAFETY: reads the state of this backend's transaction.
+    let wrote = unsafe { pg_sys::GetCurrentTransactionIdIfAny() } != pg_sys::InvalidTransactionId;
+    outside.leave(result.is_ok() && wrote);
+    result
+}
