@@ -112,7 +112,10 @@ pub fn check_transaction(function: &'static str) -> Result<(), Error> {
 
 /// Claims tasks and gives each to `emit`, in pick order.
 pub fn claim(request: &Request, mut emit: impl FnMut(&mut ResultRow)) -> Result<(), Error> {
-    let queues = attempt(|| drawn(&TaskTable::open()?, &request.queues))?;
+    let queues = match request.queues.as_slice() {
+        [queue] => vec![*queue],
+        several => attempt(|| drawn(&TaskTable::open()?, several))?,
+    };
     let Some(wait) = request.wait else {
         let table = TaskTable::open()?;
         return claim_once(&table, &queues, request, &mut emit).map(|_| ());
@@ -420,9 +423,6 @@ fn result_row(rows: &spi::Rows, place: usize, claim: &Claimed<Tid>) -> ResultRow
 /// The queues, each once, in an order drawn by their weights: a queue of weight 3 stands before one of weight 1 three
 /// times out of four; those of weight 0 come last.
 fn drawn<'a>(table: &TaskTable, queues: &[&'a str]) -> Result<Vec<&'a str>, Error> {
-    if let [queue] = queues {
-        return Ok(vec![queue]);
-    }
     let random = RandomState::new();
     let mut drawn: Vec<(f64, &str)> = Vec::with_capacity(queues.len());
     for (i, queue) in queues.iter().enumerate() {
