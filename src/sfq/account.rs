@@ -22,6 +22,8 @@ pub struct Accounted {
     /// The key's pass after the charge.
     pub pass: Ticks,
     pub step: Ticks,
+    /// What its group was charged; zero if it has none.
+    pub group_step: Ticks,
     pub clock: Ticks,
     /// `start - clock`.
     pub lag: Ticks,
@@ -61,6 +63,10 @@ impl Sched<'_> {
         let step = Ticks::step(cost, weight);
         let charged: Option<Charged> =
             self.with_node(slot, |node, entries| Some(node.charge(entries, slot, step)));
+        let group_step = self.group_step(slot, cost);
+        self.with_group(slot, |tier, entries, group| {
+            tier.charge(entries, group, group_step)
+        });
         self.mark_dirty_slot(slot);
         self.renew_idle(slot, now);
         let (start, clock) = charged.map_or((Ticks::ZERO, Ticks::ZERO), |charged| {
@@ -75,6 +81,7 @@ impl Sched<'_> {
             start,
             pass: self.entries.get(slot).member.pass,
             step,
+            group_step,
             clock,
             lag: start.minus(clock),
         })
@@ -86,7 +93,7 @@ impl Sched<'_> {
         if slot == NIL || accounted.epoch != self.epoch() {
             return;
         }
-        self.take_off(slot, accounted.step);
+        self.take_off(slot, accounted.step, accounted.group_step);
         self.counters(accounted.queue).refunds += 1;
     }
 
@@ -103,7 +110,7 @@ impl Sched<'_> {
         let slot = self.entry_named(queue, priority, key);
         if slot != NIL {
             let weight = self.weight_in_force(self.entries.get(slot).tenant, own_weight);
-            self.take_off(slot, Ticks::step(cost, weight));
+            self.take_off(slot, Ticks::step(cost, weight), self.group_step(slot, cost));
             self.counters(queue).refunds += 1;
             let tenant = self.entries.get(slot).tenant;
             let latest = self.latest_of(tenant);
@@ -127,16 +134,23 @@ impl Sched<'_> {
         }
         let weight = self.weight_in_force(self.entries.get(slot).tenant, own_weight);
         let step = Ticks::step(delta_cost.abs(), weight);
+        let group_step = self.group_step(slot, delta_cost.abs());
         if delta_cost < 0.0 {
-            self.take_off(slot, step);
+            self.take_off(slot, step, group_step);
         } else {
             self.with_node(slot, |node, entries| node.add(entries, slot, step));
+            self.with_group(slot, |tier, entries, group| {
+                tier.add(entries, group, group_step)
+            });
             self.mark_dirty_slot(slot);
         }
     }
 
-    fn take_off(&mut self, slot: u32, step: Ticks) {
+    pub(super) fn take_off(&mut self, slot: u32, step: Ticks, group_step: Ticks) {
         self.with_node(slot, |node, entries| node.undo(entries, slot, step));
+        self.with_group(slot, |tier, entries, group| {
+            tier.undo(entries, group, group_step)
+        });
         self.mark_dirty_slot(slot);
     }
 

@@ -2,11 +2,12 @@
 //! member of a tier's order knows the oldest row of its subtree, so that the first one in lag order among those that are
 //! old enough is found in O(log K).
 
+use super::Sched;
 use super::lane::RowPos;
 use super::node::{Members, Node};
-use super::pick::{Choice, LaneRef};
+use super::pick::{Choice, LaneRef, Search};
+use super::records::GROUP;
 use super::tree::NIL;
-use super::{Sched, Ticks};
 use crate::names::Priority;
 
 impl Node {
@@ -149,16 +150,10 @@ impl Sched<'_> {
         now: i64,
         excluded: &[LaneRef],
     ) -> Result<bool, u32> {
-        let start = |index: usize, slot: u32| {
-            let tiers = &self.queues.get(queue).tiers;
-            tiers.get(index).map_or(Ticks::ZERO, |tier| {
-                tier.node.start_of(&self.entries.get(slot).member)
-            })
-        };
         for (tier, priority) in Priority::ALL.into_iter().enumerate().take(index + 1) {
             match self.choose_in(queue, priority, i64::MAX, now, excluded) {
                 Choice::Lane(first, _) if tier == index => {
-                    return Ok(start(index, first) < start(index, slot));
+                    return self.is_behind(queue, index, first, slot, now, excluded);
                 }
                 Choice::Lane(..) => return Ok(true),
                 Choice::Early(early) => return Err(early),
@@ -166,6 +161,43 @@ impl Sched<'_> {
             }
         }
         Ok(false)
+    }
+
+    /// Whether `slot` starts after `first`, the first of its tier, or its group does; or after the first of its group.
+    fn is_behind(
+        &self,
+        queue: u32,
+        index: usize,
+        first: u32,
+        slot: u32,
+        now: i64,
+        excluded: &[LaneRef],
+    ) -> Result<bool, u32> {
+        let record = self.queues.get(queue);
+        let Some(tier) = record.tiers.get(index) else {
+            return Ok(false);
+        };
+        let start = |slot: u32| {
+            let group = self.entries.get(slot).group;
+            let member = if group == NIL { slot } else { group };
+            tier.node.start_of(&self.entries.get(member).member)
+        };
+        if start(first) < start(slot) {
+            return Ok(true);
+        }
+        if self.entries.get(slot).group == NIL {
+            return Ok(false);
+        }
+        let keys = self.node_of(slot);
+        let search = Search {
+            limit: i64::MAX,
+            now,
+            excluded,
+            handicap: record.policy.handicap,
+        };
+        let smallest = self.first_usable(&keys, &search)?;
+        let own = keys.start_of(&self.entries.get(slot).member);
+        Ok(smallest.is_some_and(|(smallest, ..)| smallest < own))
     }
 
     /// Since when the oldest usable row of a tier is due, after those due since `limit` have all been found unusable.
@@ -177,20 +209,29 @@ impl Sched<'_> {
         now: i64,
         excluded: &[LaneRef],
     ) -> i64 {
-        let Some(tier) = self.queues.get(queue).tiers.get(index) else {
-            return i64::MAX;
-        };
-        let mut next = tier.node.oldest_beyond(&self.entries, limit);
-        let mut slot = tier.node.first_older(&self.entries, limit);
+        let tier = self.queues.get(queue).tiers.get(index);
+        tier.map_or(i64::MAX, |tier| {
+            self.next_level_in(&tier.node, limit, now, excluded)
+        })
+    }
+
+    fn next_level_in(&self, node: &Node, limit: i64, now: i64, excluded: &[LaneRef]) -> i64 {
+        let mut next = node.oldest_beyond(&self.entries, limit);
+        let mut slot = node.first_older(&self.entries, limit);
         while slot != NIL {
-            for (band, lane) in (0u8..).zip(&self.entries.get(slot).lanes) {
-                let RowPos { due, .. } = lane.head;
-                let usable = lane.is_open() && lane.head.is_due(now) && due > limit;
-                if usable && !self.is_in(excluded, slot, band) {
-                    next = next.min(due);
+            let entry = self.entries.get(slot);
+            if entry.is(GROUP) {
+                next = next.min(self.next_level_in(&entry.keys(), limit, now, excluded));
+            } else {
+                for (band, lane) in (0u8..).zip(&entry.lanes) {
+                    let RowPos { due, .. } = lane.head;
+                    let usable = lane.is_open() && lane.head.is_due(now) && due > limit;
+                    if usable && !self.is_in(excluded, slot, band) {
+                        next = next.min(due);
+                    }
                 }
             }
-            slot = tier.node.next_older(&self.entries, slot, limit);
+            slot = node.next_older(&self.entries, slot, limit);
         }
         next
     }

@@ -2,7 +2,7 @@
 //! leaves the orders of all its tiers, so it costs the others nothing, and joins again by rule 1: without credit.
 
 use super::bucket::Bucket;
-use super::records::{QueueRec, Tenant};
+use super::records::{GROUP, QueueRec, Tenant};
 use super::tree::NIL;
 use super::{QueueId, Refused, Sched};
 use crate::names::FairnessKey;
@@ -126,7 +126,7 @@ impl Sched<'_> {
             return;
         }
         for slot in record.entries {
-            if slot != NIL {
+            if slot != NIL && !self.entries.get(slot).is(GROUP) {
                 self.refresh(slot, now);
             }
         }

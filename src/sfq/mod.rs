@@ -18,6 +18,7 @@
 //! | `persist` | restore, rebase, and what the periodic snapshot needs |
 //! | `bucket` | a token bucket |
 //! | `aging` | the pick when rows age |
+//! | `group` | groups of keys |
 //! | `gate` | caps and rate limits: which keys are held back |
 //! | `policy` | the settings of a queue |
 //! | `upkeep` | what the keeper of a board needs besides claims |
@@ -38,6 +39,7 @@ mod arena;
 mod bucket;
 mod claim;
 mod gate;
+mod group;
 mod keys;
 mod lane;
 mod node;

@@ -302,6 +302,25 @@ impl Node {
         self.clock = clock;
     }
 
+    /// The node as plain numbers, to be kept where there is room.
+    pub fn to_words(self) -> [i64; 3] {
+        let pair = |high: u32, low: u32| (u64::from(high) << 32 | u64::from(low)) as i64;
+        [
+            self.clock.get(),
+            pair(self.order.root(), self.order.len()),
+            i64::from(self.sequence),
+        ]
+    }
+
+    pub fn from_words([clock, order, sequence]: [i64; 3]) -> Self {
+        Node {
+            clock: Ticks::new(clock),
+            order: Tree::from_parts((order as u64 >> 32) as u32, order as u32),
+            sequence: sequence as u32,
+            pad: 0,
+        }
+    }
+
     /// Every invariant of the node, for tests.
     pub fn check(&self, members: &impl Members) -> Result<(), String> {
         self.order.check(members)?;

@@ -14,11 +14,10 @@
 //! Were it charged, then retracted, the clock could meanwhile pass the key by, and the key would lose that charge.
 
 use super::aging::Aged;
-use super::arena::Pool;
 use super::bucket::Bucket;
 use super::lane::{Lane, Next, Row, RowPos, Taken};
 use super::node::{Charged, Node, Rank};
-use super::records::{Entry, Tenant};
+use super::records::{Entry, GROUP, Tenant};
 use super::tree::NIL;
 use super::wake::{rank_of, survey};
 use super::{EntryId, QueueId, Sched, Ticks};
@@ -70,6 +69,7 @@ pub struct Pick {
     /// The weight in force.
     pub weight: f64,
     charged: Option<Charged>,
+    group_charged: Option<Charged>,
     taken: Taken,
     /// The key's tokens before and after, and the weight that its rate went by.
     tokens: [Bucket; 2],
@@ -93,6 +93,9 @@ impl Pick {
             band: self.band,
             row,
             step: self.step,
+            group_step: self
+                .group_charged
+                .map_or(Ticks::ZERO, |charged| charged.step),
         }
     }
 }
@@ -106,6 +109,8 @@ pub struct Charge {
     pub band: u8,
     pub row: Row,
     pub step: Ticks,
+    /// What the key's group was charged; zero if it has none.
+    pub group_step: Ticks,
 }
 
 /// What a search for the next lane came to.
@@ -115,6 +120,18 @@ pub(super) enum Choice {
     Early(u32),
     Nothing,
 }
+
+/// What is looked for in a node.
+pub(super) struct Search<'a> {
+    /// Since when a row must be due at least; `i64::MAX`: any row.
+    pub limit: i64,
+    pub now: i64,
+    pub excluded: &'a [LaneRef],
+    pub handicap: i64,
+}
+
+/// Start, rank, entry and band of a lane.
+pub(super) type Found = (Ticks, Rank, u32, u8);
 
 impl Sched<'_> {
     /// Wakes what is due, chooses the next lane of the queue, moves the clock and charges the key. `excluded` lanes are passed
@@ -164,6 +181,7 @@ impl Sched<'_> {
     }
 
     /// The first usable lane in the order (pass, claim-order due, id) of those whose head is due since `limit` or longer.
+    /// With groups: in the order of their passes, then of the passes within.
     pub(super) fn choose_in(
         &self,
         queue: u32,
@@ -176,8 +194,29 @@ impl Sched<'_> {
         let Some(tier) = queue.tiers.get(priority.index()) else {
             return Choice::Nothing;
         };
-        let (node, clock) = (&tier.node, tier.node.clock());
-        let mut best: Option<(Ticks, Rank, u32, u8)> = None;
+        let search = Search {
+            limit,
+            now,
+            excluded,
+            handicap: queue.policy.handicap,
+        };
+        match self.first_usable(&tier.node, &search) {
+            Ok(found) => found.map_or(Choice::Nothing, |(_, _, slot, band)| {
+                Choice::Lane(slot, band)
+            }),
+            Err(early) => Choice::Early(early),
+        }
+    }
+
+    /// As [`Sched::choose_in`], in one node; an error is an entry whose head is not due after all.
+    pub(super) fn first_usable(
+        &self,
+        node: &Node,
+        search: &Search<'_>,
+    ) -> Result<Option<Found>, u32> {
+        let limit = search.limit;
+        let clock = node.clock();
+        let mut best: Option<Found> = None;
         let mut slot = match limit {
             i64::MAX => node.first(&self.entries),
             _ => node.first_older(&self.entries, limit),
@@ -185,25 +224,37 @@ impl Sched<'_> {
         while slot != NIL {
             let entry = self.entries.get(slot);
             let (start, pass) = (node.start_of(&entry.member), entry.member.pass);
+            // A group's rank is that of its first key, which a limit or an exclusion may pass over.
+            let ranked = !entry.is(GROUP) || limit == i64::MAX && search.excluded.is_empty();
             if let Some((smallest, rank, ..)) = best
                 // Entries stand in the order of pass and front lane, except that all passes behind the clock count as
                 // the clock. So none that follows can be before this one.
-                && (smallest < start || pass >= clock && rank < entry.member.rank)
+                && (smallest < start || ranked && pass >= clock && rank < entry.member.rank)
             {
                 break;
             }
-            if !is_due(entry, entry.front, now) {
-                return Choice::Early(slot);
-            }
-            for (band, lane) in (0u8..).zip(&entry.lanes) {
-                let due = lane.is_open() && lane.head.is_due(now) && lane.head.due <= limit;
-                if due && !self.is_in(excluded, slot, band) {
-                    let rank = rank_of(lane.head, band, queue.policy.handicap);
-                    let candidate = (start, rank, slot, band);
+            if entry.is(GROUP) {
+                if let Some((_, rank, key, band)) = self.first_usable(&entry.keys(), search)? {
+                    let candidate = (start, rank, key, band);
                     best = Some(best.map_or(candidate, |other| candidate.min(other)));
                 }
+            } else {
+                if !is_due(entry, entry.front, search.now) {
+                    return Err(slot);
+                }
+                for (band, lane) in (0u8..).zip(&entry.lanes) {
+                    let head = lane.head;
+                    let due = lane.is_open() && head.is_due(search.now) && head.due <= limit;
+                    if due && !self.is_in(search.excluded, slot, band) {
+                        let candidate = (start, rank_of(head, band, search.handicap), slot, band);
+                        best = Some(best.map_or(candidate, |other| candidate.min(other)));
+                    }
+                }
             }
-            if pass >= clock && best.is_some_and(|(_, rank, ..)| rank == entry.member.rank) {
+            if ranked
+                && pass >= clock
+                && best.is_some_and(|(_, rank, ..)| rank == entry.member.rank)
+            {
                 break;
             }
             slot = match limit {
@@ -211,28 +262,20 @@ impl Sched<'_> {
                 _ => node.next_older(&self.entries, slot, limit),
             };
         }
-        best.map_or(Choice::Nothing, |(_, _, slot, band)| {
-            Choice::Lane(slot, band)
-        })
+        Ok(best)
     }
 
     /// The usable lane whose head is first by (due, id).
     fn choose_due(&self, queue: u32, priority: Priority, now: i64, excluded: &[LaneRef]) -> Choice {
-        let queue = self.queues.get(queue);
-        let Some(tier) = queue.tiers.get(priority.index()) else {
-            return Choice::Nothing;
-        };
         let mut best: Option<(RowPos, u32, u8)> = None;
-        let mut slot = tier.node.first(&self.entries);
-        while slot != NIL {
+        self.each_eligible(queue, priority, |slot| {
             for (band, lane) in (0u8..).zip(&self.entries.get(slot).lanes) {
                 if lane.is_open() && lane.head.is_due(now) && !self.is_in(excluded, slot, band) {
                     let candidate = (lane.head, slot, band);
                     best = Some(best.map_or(candidate, |other| candidate.min(other)));
                 }
             }
-            slot = tier.node.next(&self.entries, slot);
-        }
+        });
         best.map_or(Choice::Nothing, |(_, slot, band)| Choice::Lane(slot, band))
     }
 
@@ -255,31 +298,39 @@ impl Sched<'_> {
         order: Order,
         aged: bool,
     ) -> Option<Pick> {
-        self.rebase_if_needed(queue, priority);
+        self.rebase_if_needed(queue, priority, slot);
         let taken = self.lane_mut(slot, band)?.take();
         let tenant = self.entries.get(slot).tenant;
         let weight = self.weight_in_force(tenant, taken.own_weight());
         let cost = self.cost_of(tenant);
-        let record = self.queues.get_mut(queue.slot);
-        let policy = record.policy;
-        let node = &mut record.tiers.get_mut(priority.index())?.node;
+        let policy = self.queues.get(queue.slot).policy;
         let entry = self.entries.get_mut(slot);
         entry.in_flight += 1;
-        let start = node.start_of(&entry.member);
-        let charged = if taken.exact() && order == Order::Fair {
+        let head = survey(entry, &policy, now)
+            .front
+            .map_or(entry.member.head(), |(head, _)| head);
+        let start = self.node_of(slot).start_of(&self.entries.get(slot).member);
+        let (mut charged, mut group_charged) = (None, None);
+        if taken.exact() && order == Order::Fair {
+            let group_step = self.group_step(slot, cost);
+            group_charged = self.with_group(slot, |tier, entries, group| {
+                if aged {
+                    tier.charge(entries, group, group_step)
+                } else {
+                    let head = entries.get(group).member.head();
+                    tier.claim(entries, group, group_step, head)
+                }
+            });
             let step = Ticks::step(cost, weight);
-            Some(if aged {
-                node.charge(&mut self.entries, slot, step)
-            } else {
-                let head = survey(entry, &policy, now)
-                    .front
-                    .map_or(entry.member.head(), |(head, _)| head);
-                node.claim(&mut self.entries, slot, step, head)
-            })
-        } else {
-            None
-        };
-        let clock = node.clock();
+            charged = self.with_node(slot, |node, entries| {
+                Some(if aged {
+                    node.charge(entries, slot, step)
+                } else {
+                    node.claim(entries, slot, step, head)
+                })
+            });
+        }
+        let clock = self.node_of(slot).clock();
         if charged.is_some() {
             self.mark_dirty_slot(slot);
         }
@@ -315,6 +366,7 @@ impl Sched<'_> {
             lag: start.minus(clock),
             weight,
             charged,
+            group_charged,
             taken,
             tokens,
             own_weight_before,
@@ -379,8 +431,7 @@ impl Sched<'_> {
         }
         self.land(slot);
         if charge.step != Ticks::ZERO {
-            self.with_node(slot, |node, entries| node.undo(entries, slot, charge.step));
-            self.mark_dirty_slot(slot);
+            self.take_off(slot, charge.step, charge.group_step);
             self.counters(charge.queue).refunds += 1;
         }
         let tenant = self.entries.get(slot).tenant;
@@ -412,6 +463,11 @@ impl Sched<'_> {
         // Before the key may join again: a join would be in the way of an exact retraction.
         if let Some(charged) = pick.charged {
             self.with_node(slot, |node, entries| node.retract(entries, slot, &charged));
+            if let Some(charged) = pick.group_charged {
+                self.with_group(slot, |tier, entries, group| {
+                    tier.retract(entries, group, &charged);
+                });
+            }
             self.mark_dirty_slot(slot);
         }
         if pick.exact {
@@ -435,19 +491,6 @@ impl Sched<'_> {
         if let Some(lane) = self.lane_mut(slot, pick.band) {
             update(lane, &pick.taken);
             self.refresh(slot, now);
-        }
-    }
-
-    pub(super) fn with_node<R: Default>(
-        &mut self,
-        slot: u32,
-        act: impl FnOnce(&mut Node, &mut Pool<'_, Entry>) -> R,
-    ) -> R {
-        let entry = self.entries.get(slot);
-        let queue = self.queues.get_mut(self.tenants.get(entry.tenant).queue);
-        match queue.tiers.get_mut(usize::from(entry.tier)) {
-            Some(tier) => act(&mut tier.node, &mut self.entries),
-            None => R::default(),
         }
     }
 }

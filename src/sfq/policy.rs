@@ -121,7 +121,11 @@ impl Sched<'_> {
             return;
         }
         self.settle_all(slot, now);
-        self.queues.get_mut(slot).policy = PolicyRec::new(policy);
+        let new = PolicyRec::new(policy);
+        if new.separator != self.queues.get(slot).policy.separator {
+            self.regroup(slot, new.separator);
+        }
+        self.queues.get_mut(slot).policy = new;
         self.fill_unlimited(slot);
         self.refresh_all(slot, now);
     }

@@ -60,13 +60,23 @@ impl Sched<'_> {
         room: usize,
         buffer: &'b mut CopyBuffer,
     ) -> Result<Copied<'b>, Error> {
-        let source = self.queues.get(self.queue_slot(queue));
+        let record = self.queue_slot(queue);
+        let source = self.queues.get(record);
+        // Of a group, any key may be next.
+        let limit = match source.policy.separator {
+            0 => limit,
+            _ => usize::MAX,
+        };
         let mut cut = [false; Priority::COUNT];
         let mut keys: u32 = 0;
         for (tier, cut) in source.tiers.iter().zip(&mut cut) {
             let (count, all) = self.reach(tier, limit);
-            keys = keys.saturating_add(count);
+            keys = keys.saturating_add(count).min(source.eligible);
             *cut = !all;
+        }
+        if source.policy.separator != 0 {
+            // As many groups at the most.
+            keys = source.eligible.saturating_mul(2);
         }
         let keys = keys.saturating_add(u32::try_from(room).unwrap_or(u32::MAX));
         let bytes = Sched::bytes_needed(1, keys).saturating_add(align_of::<u64>());
@@ -100,17 +110,22 @@ impl Sched<'_> {
         }
         for (tier, priority) in source.tiers.iter().zip(Priority::ALL) {
             let (count, _) = self.reach(tier, limit);
-            let mut slot = tier.node.first(&self.entries);
-            for _ in 0..count {
-                copied.adopt(self, priority, slot);
-                slot = tier.node.next(&self.entries, slot);
-            }
+            let mut left = count;
+            self.each_eligible(record, priority, |slot| {
+                if left > 0 {
+                    left -= 1;
+                    copied.adopt(self, priority, slot);
+                }
+            });
         }
         Ok(copied)
     }
 
     /// How many keys of a tier are to be copied, and whether those are all.
     fn reach(&self, tier: &Tier, limit: usize) -> (u32, bool) {
+        if limit == usize::MAX {
+            return (u32::MAX, true);
+        }
         let mut count: u32 = 0;
         let mut slot = tier.node.first(&self.entries);
         while slot != NIL {
@@ -144,9 +159,24 @@ impl Copied<'_> {
         let target = self.sched.entries.get_mut(copy);
         target.lanes = entry.lanes;
         target.front = entry.front;
+        let (group, own_group) = (entry.group, target.group);
+        if group != NIL && own_group != NIL {
+            let keys = source.entries.get(group).keys();
+            let target = self.sched.entries.get_mut(own_group);
+            if target.keys().is_empty() {
+                let mut own = target.keys();
+                own.set_clock(keys.clock());
+                target.set_keys(own);
+                target.member.pass = source.entries.get(group).member.pass;
+                let weight = source.tenants.get(source.entries.get(group).tenant).weight;
+                let own_tenant = target.tenant;
+                self.sched.tenants.get_mut(own_tenant).weight = weight;
+            }
+        }
         self.sched.with_node(copy, |node, entries| {
             node.adopt(entries, copy, &entry.member);
         });
+        self.sched.count_eligible(copy, 1);
         self.sched.settle_idle(copy, latest);
     }
 }

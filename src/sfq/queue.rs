@@ -49,7 +49,7 @@ impl QueueRec {
             state: self.queue_state(),
             paused: self.policy.paused != 0,
             entries: self.entry_count,
-            eligible: self.tiers.iter().map(|tier| tier.node.len()).sum(),
+            eligible: if self.is_open() { self.eligible } else { 0 },
             counters: self.counters,
         }
     }

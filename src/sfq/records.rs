@@ -107,13 +107,15 @@ pub struct QueueRec {
     pub entries: List,
     pub entry_count: u32,
     pub dirty_count: u32,
+    /// Entries that are eligible, as far as their keys go.
+    pub eligible: u32,
     /// Next in its hash chain; next free slot while unused.
     pub chain: u32,
     /// 0 while the slot is unused.
     pub stamp: u32,
     pub name_len: u16,
     pub state: u8,
-    pub pad: [u8; 5],
+    pub pad: [u8; 1],
     pub name: [u8; 256],
 }
 
@@ -158,9 +160,11 @@ pub struct Entry {
     /// Among the queue's entries.
     pub siblings: Siblings,
     pub tenant: u32,
+    /// The group that the key stands in, if any.
+    pub group: u32,
     /// 0 while the slot is unused; then `siblings.next` is the next free slot.
     pub stamp: u32,
-    /// Picks and claims whose transactions have not ended; the entry stays until they have.
+    /// Picks and claims whose transactions have not ended; the entry stays until they have. Of a group: its keys.
     pub in_flight: u32,
     pub tier: u8,
     /// The band of the lane whose head ranks the entry.
@@ -177,6 +181,8 @@ pub const IDLE: u8 = 2;
 pub const TIMED: u8 = 4;
 /// Joined while its queue was loading, and no persisted state has been seen: its pass is unknown.
 pub const FRESH: u8 = 8;
+/// Is no key, but a group of keys.
+pub const GROUP: u8 = 16;
 
 impl Entry {
     pub fn is(&self, flag: u8) -> bool {

@@ -45,6 +45,14 @@ impl<By> Tree<By> {
         self.len
     }
 
+    pub fn from_parts(root: u32, len: u32) -> Self {
+        Tree {
+            root,
+            len,
+            order: PhantomData,
+        }
+    }
+
     pub fn root(&self) -> u32 {
         self.root
     }

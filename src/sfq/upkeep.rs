@@ -59,6 +59,7 @@ impl Sched<'_> {
             band: band.min(1),
             row,
             step: accounted.step,
+            group_step: accounted.group_step,
         };
         Ok((accounted, charge))
     }
@@ -75,7 +76,8 @@ impl Sched<'_> {
         self.claim_aside(queue, priority, key, 0, row, now)
     }
 
-    /// The pass that a key would be charged at now: its own, or the clock if it is behind or unknown.
+    /// The pass that a key would be charged at now: its own, or the clock if it is behind or unknown. Of a key in a group,
+    /// the group's.
     pub fn pass_of(&self, queue: QueueId, priority: Priority, key: &FairnessKey<'_>) -> Ticks {
         let slot = match self.queue_slot(queue) {
             NIL => NIL,
@@ -85,7 +87,15 @@ impl Sched<'_> {
         if slot == NIL {
             clock
         } else {
-            self.entries.get(slot).member.pass.max(clock)
+            {
+                let entry = self.entries.get(slot);
+                let group = if entry.group == NIL {
+                    slot
+                } else {
+                    entry.group
+                };
+                self.entries.get(group).member.pass.max(clock)
+            }
         }
     }
 

@@ -1,8 +1,9 @@
 //! What an observer sees, and the check of all invariants that the tests run after every step.
 
 use super::gate::{Gate, gate_of};
+use super::group::group_name;
 use super::lane::Lane;
-use super::records::{DIRTY, Entry, IDLE, QueueRec, TIMED, Tenant};
+use super::records::{DIRTY, Entry, GROUP, IDLE, QueueRec, TIMED, Tenant};
 use super::tree::NIL;
 use super::wake::{Survey, survey};
 use super::{QueueId, Sched, Ticks};
@@ -140,7 +141,7 @@ impl Sched<'_> {
     fn entry_view(&self, queue: &QueueRec, slot: u32) -> Option<EntryView<'_>> {
         let entry = self.entries.get(slot);
         let tenant = self.tenants.get(entry.tenant);
-        let node = &queue.tiers.get(usize::from(entry.tier))?.node;
+        let node = self.node_of(slot);
         let (clock, start) = (node.clock(), node.start_of(&entry.member));
         let eligible = entry.member.is_eligible();
         let front = entry
@@ -162,7 +163,7 @@ impl Sched<'_> {
             running: tenant.running,
             eligible: eligible && queue.is_open(),
             waiting_for: waiting_for(queue, tenant, entry),
-            group: None,
+            group: self.group_view(queue, slot),
             head_due: front.filter(|_| eligible).map(|lane| lane.head.due),
             wake: entry.is(TIMED).then_some(entry.wake),
             in_flight: entry.in_flight,
@@ -188,7 +189,7 @@ impl Sched<'_> {
 
     fn check_queue(&self, slot: u32, queue: &QueueRec) -> Result<u32, String> {
         let (mut count, mut dirty, mut timed) = (0, 0, 0);
-        let mut in_tier = [(0, 0); Priority::COUNT];
+        let mut in_tier = [(0, 0, 0); Priority::COUNT];
         let (mut at, mut before) = (queue.entries.first, NIL);
         while at != NIL {
             let entry = self.entries.get(at);
@@ -205,8 +206,9 @@ impl Sched<'_> {
             count += 1;
             dirty += u32::from(entry.is(DIRTY));
             timed += u32::from(entry.is(TIMED));
-            if let Some((all, eligible)) = in_tier.get_mut(usize::from(entry.tier)) {
+            if let Some((all, direct, eligible)) = in_tier.get_mut(usize::from(entry.tier)) {
                 *all += 1;
+                *direct += u32::from(entry.member.is_eligible() && entry.group == NIL);
                 *eligible += u32::from(entry.member.is_eligible());
             }
             before = at;
@@ -217,12 +219,57 @@ impl Sched<'_> {
         equal("dirty entries", queue.dirty_count, dirty)?;
         equal("timers", queue.timers.len(), timed)?;
         queue.timers.check(&self.entries)?;
-        for (tier, (all, eligible)) in queue.tiers.iter().zip(in_tier) {
+        let (mut of_queue, mut groups) = (0, 0);
+        for (index, (tier, (all, direct, eligible))) in queue.tiers.iter().zip(in_tier).enumerate()
+        {
             equal("entries of a tier", tier.entries, all)?;
-            equal("eligible entries of a tier", tier.node.len(), eligible)?;
             tier.node.check(&self.entries)?;
+            let mut members = direct;
+            for group in self.groups_of(slot, index) {
+                groups += 1;
+                members += self
+                    .check_group(queue, group)
+                    .map_err(|fault| format!("group {group}: {fault}"))?;
+            }
+            equal("members of a tier", tier.node.len(), members)?;
+            of_queue += eligible;
         }
+        equal("eligible entries", queue.eligible, of_queue)?;
+        count += groups;
         Ok(count)
+    }
+
+    /// 1 if the group is eligible, else 0.
+    fn check_group(&self, queue: &QueueRec, group: u32) -> Result<u32, String> {
+        let entry = self.entries.get(group);
+        let keys = entry.keys();
+        keys.check(&self.entries)?;
+        let (mut count, mut eligible, mut at) = (0, 0, queue.entries.first);
+        while at != NIL {
+            let key = self.entries.get(at);
+            if key.group == group {
+                count += 1;
+                eligible += u32::from(key.member.is_eligible());
+                let name = self.tenants.get(key.tenant).key();
+                let of_group = self.tenants.get(entry.tenant).key();
+                if key.tier != entry.tier || group_name(name, queue.policy.separator) != of_group {
+                    return Err(format!("entry {at} belongs elsewhere"));
+                }
+            }
+            at = key.siblings.next;
+        }
+        equal("keys", entry.in_flight, count)?;
+        equal("eligible keys", keys.len(), eligible)?;
+        if entry.member.is_eligible() == keys.is_empty() || !entry.is(GROUP) {
+            return Err("eligible without keys, or the other way round".into());
+        }
+        let first = self.entries.get(keys.first(&self.entries)).member.head();
+        let head = entry.member.head();
+        let oldest = keys.oldest(&self.entries);
+        if !keys.is_empty() && (head.rank, head.due) != (first.rank, oldest) {
+            return Err("does not stand where its first key does".into());
+        }
+        Ok(u32::from(entry.member.is_eligible()))
     }
 
     fn check_entry(&self, slot: u32) -> Result<(), String> {

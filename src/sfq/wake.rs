@@ -96,15 +96,31 @@ impl Sched<'_> {
             entry.wake = wake;
         }
         entry.front = front.map_or(0, |(_, band)| band);
-        let Some(tier) = queue.tiers.get_mut(usize::from(entry.tier)) else {
-            return;
-        };
         match (was_eligible, front) {
-            (false, Some((head, _))) => tier.node.join(&mut self.entries, slot, head),
-            (true, Some((head, _))) => tier.node.rerank(&mut self.entries, slot, head),
-            (true, None) => tier.node.leave(&mut self.entries, slot),
+            (false, Some((head, _))) => {
+                self.with_node(slot, |node, entries| node.join(entries, slot, head));
+                self.count_eligible(slot, 1);
+            }
+            (true, Some((head, _))) => {
+                if self.entries.get(slot).member.head() != head {
+                    self.with_node(slot, |node, entries| node.rerank(entries, slot, head));
+                }
+            }
+            (true, None) => self.leave_node(slot),
             (false, None) => {}
         }
+    }
+
+    /// The entry is no longer eligible.
+    pub(super) fn leave_node(&mut self, slot: u32) {
+        self.with_node(slot, |node, entries| node.leave(entries, slot));
+        self.count_eligible(slot, -1);
+    }
+
+    pub(super) fn count_eligible(&mut self, slot: u32, by: i32) {
+        let queue = self.tenants.get(self.entries.get(slot).tenant).queue;
+        let queue = self.queues.get_mut(queue);
+        queue.eligible = queue.eligible.saturating_add_signed(by);
     }
 
     pub(super) fn lane_mut(&mut self, slot: u32, band: u8) -> Option<&mut Lane> {
@@ -165,6 +181,7 @@ impl Sched<'_> {
     /// A row of the entry has become claimable.
     fn wake(&mut self, slot: u32, now: i64) {
         self.with_node(slot, |node, entries| node.lift(entries, slot));
+        self.with_group(slot, |tier, entries, group| tier.lift(entries, group));
         self.refresh(slot, now);
     }
 

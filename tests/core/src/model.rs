@@ -39,6 +39,8 @@ pub struct Claim {
     pub start: i128,
     pub clock: i128,
     pub step: i128,
+    /// Of its group; 0 without groups.
+    pub group_step: i128,
     /// Chosen for its age, out of lag order.
     pub aged: bool,
 }
@@ -64,6 +66,9 @@ pub struct Model {
     passes: BTreeMap<(Tier, String), i128>,
     eligible: BTreeSet<(Tier, String)>,
     clocks: BTreeMap<Tier, i128>,
+    group_passes: BTreeMap<(Tier, String), i128>,
+    group_clocks: BTreeMap<(Tier, String), i128>,
+    eligible_groups: BTreeSet<(Tier, String)>,
     tokens: Tokens,
     key_tokens: BTreeMap<String, Tokens>,
     /// The own weight of the row claimed last, else of the first one enqueued.
@@ -79,6 +84,7 @@ pub struct Policy {
     pub paused: bool,
     /// Microseconds to the priority step; 0: rows do not age.
     pub aging: i64,
+    pub separator: Option<char>,
 }
 
 /// A token bucket; nothing is counted while there is no limit, or while it is full.
@@ -126,6 +132,9 @@ impl Default for Model {
             passes: BTreeMap::new(),
             eligible: BTreeSet::new(),
             clocks: BTreeMap::new(),
+            group_passes: BTreeMap::new(),
+            group_clocks: BTreeMap::new(),
+            eligible_groups: BTreeSet::new(),
             policy: Policy::default(),
             tokens: Tokens::default(),
             key_tokens: BTreeMap::new(),
@@ -147,7 +156,56 @@ impl Model {
     /// `pass - clock`, not below 0: what of a pass makes a difference. `None` for a key that is unknown.
     pub fn lag(&self, priority: u8, key: &str) -> Option<i128> {
         let pass = *self.passes.get(&(priority, key.to_string()))?;
+        Some((pass - self.node_clock(priority, key)).max(0))
+    }
+
+    /// The same of the key's group; `None` without groups.
+    pub fn group_lag(&self, priority: u8, key: &str) -> Option<i128> {
+        let pass = *self.group_passes.get(&(priority, self.group(key)))?;
         Some((pass - self.clock(priority)).max(0))
+    }
+
+    /// The part of a key before its first separator.
+    fn group(&self, key: &str) -> String {
+        match self.policy.separator {
+            Some(separator) => key.split(separator).next().unwrap_or_default().into(),
+            None => key.into(),
+        }
+    }
+
+    /// The clock that a key's pass is measured by.
+    fn node_clock(&self, priority: u8, key: &str) -> i128 {
+        let group = (priority, self.group(key));
+        self.group_clocks
+            .get(&group)
+            .copied()
+            .unwrap_or(self.clock(priority))
+    }
+
+    fn group_step(&self, key: &str, cost: f64) -> i128 {
+        match self.policy.separator {
+            Some(_) => step(cost, self.weight(&self.group(key), None)),
+            None => 0,
+        }
+    }
+
+    /// The separator changes: groups start level; keys keep their distance to the clock they were measured by.
+    fn regroup(&mut self, separator: Option<char>) {
+        let lags: Vec<((Tier, String), i128)> = self
+            .passes
+            .iter()
+            .map(|((tier, key), pass)| ((*tier, key.clone()), pass - self.node_clock(*tier, key)))
+            .collect();
+        self.group_passes.clear();
+        self.group_clocks.clear();
+        self.eligible_groups.clear();
+        self.eligible.clear();
+        self.policy.separator = separator;
+        for ((tier, key), lag) in lags {
+            let clock = self.clock(tier);
+            self.passes.insert((tier, key.clone()), clock + lag);
+            self.touch(tier, &key);
+        }
     }
 
     pub fn known(&self) -> impl Iterator<Item = (u8, &str)> {
@@ -195,6 +253,9 @@ impl Model {
         self.settle_keys(now);
         if policy.key_rate.is_none() {
             self.key_tokens.clear();
+        }
+        if policy.separator != self.policy.separator {
+            self.regroup(policy.separator);
         }
         self.policy = policy;
         self.settle(now);
@@ -298,7 +359,12 @@ impl Model {
     }
 
     fn touch(&mut self, priority: u8, key: &str) -> &mut i128 {
-        let clock = self.clock(priority);
+        if self.policy.separator.is_some() {
+            let (group, clock) = ((priority, self.group(key)), self.clock(priority));
+            self.group_passes.entry(group.clone()).or_insert(clock);
+            self.group_clocks.entry(group).or_insert(clock);
+        }
+        let clock = self.node_clock(priority, key);
         self.passes
             .entry((priority, key.to_string()))
             .or_insert(clock)
@@ -317,18 +383,38 @@ impl Model {
             }
         }
         for (priority, key) in eligible.difference(&self.eligible.clone()) {
-            let clock = self.clock(*priority);
+            self.touch(*priority, key);
+            let clock = self.node_clock(*priority, key);
             let pass = self.touch(*priority, key);
             *pass = (*pass).max(clock);
         }
         self.eligible = eligible;
+        if self.policy.separator.is_some() {
+            let groups: BTreeSet<(Tier, String)> = self
+                .eligible
+                .iter()
+                .map(|(priority, key)| (*priority, self.group(key)))
+                .collect();
+            for group in groups.difference(&self.eligible_groups) {
+                let clock = self.clocks.get(&group.0).copied().unwrap_or(0);
+                if let Some(pass) = self.group_passes.get_mut(group) {
+                    *pass = (*pass).max(clock);
+                }
+            }
+            self.eligible_groups = groups;
+        }
     }
 
     /// A key joins though it has no row: it had one, and nobody has noticed yet that it is gone.
     pub fn join_in_error(&mut self, priority: u8, key: &str) {
-        let clock = self.clock(priority);
+        self.touch(priority, key);
+        let clock = self.node_clock(priority, key);
         let pass = self.touch(priority, key);
         *pass = (*pass).max(clock);
+        let (clock, group) = (self.clock(priority), (priority, self.group(key)));
+        if let Some(pass) = self.group_passes.get_mut(&group) {
+            *pass = (*pass).max(clock);
+        }
     }
 
     /// Rules 2 to 4.
@@ -346,21 +432,30 @@ impl Model {
             .filter(|task| self.held_back(&task.key, now).is_none())
             .collect();
         if self.fair {
-            rows.sort_by_key(|task| {
-                let pass = self.passes[&(task.priority, task.key.clone())];
-                let behind = i64::from(task.band) * self.handicap;
+            let urgency = |task: &Task| {
                 let steps = match self.policy.aging {
                     0 => 0,
                     aging => (now - task.due) / aging,
                 };
-                (
-                    i64::from(task.priority) - steps,
-                    task.priority,
-                    pass,
-                    task.due.saturating_add(behind),
-                    task.id,
-                )
-            });
+                (i64::from(task.priority) - steps, task.priority)
+            };
+            let rank = |task: &Task| {
+                let behind = i64::from(task.band) * self.handicap;
+                (task.due.saturating_add(behind), task.id)
+            };
+            let pass = |task: &Task| self.passes[&(task.priority, task.key.clone())];
+            let nearest = rows.iter().map(|task| urgency(task)).min()?;
+            rows.retain(|task| urgency(task) == nearest);
+            rows.sort_by_key(|task| (pass(task), rank(task)));
+            // The first of each group; of those the one whose group has the smallest pass.
+            let mut seen = BTreeSet::new();
+            if self.policy.separator.is_some() {
+                rows.retain(|task| seen.insert(self.group(&task.key)));
+                rows.sort_by_key(|task| {
+                    let group = (task.priority, self.group(&task.key));
+                    (self.group_passes[&group], rank(task))
+                });
+            }
         } else {
             rows.sort_by_key(|task| (task.priority, task.due, task.id));
         }
@@ -370,27 +465,46 @@ impl Model {
             id: task.id,
             priority: task.priority,
             start: self.passes[&(task.priority, task.key.clone())],
-            clock: self.clock(task.priority),
+            clock: self.node_clock(task.priority, &task.key),
             step: 0,
+            group_step: 0,
             aged: false,
             key: task.key.clone(),
         };
         if self.fair {
-            let smallest = self
-                .eligible
-                .iter()
+            let group = (task.priority, self.group(&task.key));
+            let mates = self.eligible.iter().filter(|(priority, key)| {
+                *priority == task.priority
+                    && (self.policy.separator.is_none() || self.group(key) == group.1)
+            });
+            let smallest = mates.map(|name| self.passes[name]).min()?;
+            let groups = self.eligible_groups.iter();
+            let smallest_group = groups
                 .filter(|(priority, _)| *priority == task.priority)
-                .map(|name| self.passes[name])
-                .min()?;
+                .map(|name| self.group_passes[name])
+                .min();
             let earlier = |(priority, _): &(Tier, String)| *priority < task.priority;
-            claim.aged = claim.start > smallest || self.eligible.iter().any(earlier);
+            claim.aged = claim.start > smallest
+                || smallest_group.is_some_and(|smallest| self.group_passes[&group] > smallest)
+                || self.eligible.iter().any(earlier);
             claim.aged = aged.unwrap_or(claim.aged);
             if !claim.aged {
                 claim.clock = claim.clock.max(smallest);
+                match smallest_group {
+                    Some(smallest) if self.policy.separator.is_some() => {
+                        self.group_clocks.insert(group, claim.clock);
+                        let clock = self.clock(task.priority).max(smallest);
+                        self.clocks.insert(task.priority, clock);
+                    }
+                    _ => {
+                        self.clocks.insert(task.priority, claim.clock);
+                    }
+                }
             }
+            claim.group_step = self.group_step(&task.key, 1.0);
             claim.step = step(1.0, self.weight(&task.key, task.weight));
-            self.clocks.insert(task.priority, claim.clock);
             *self.touch(task.priority, &task.key) += claim.step;
+            self.add_to_group(task.priority, &task.key, claim.group_step);
         }
         self.start(&task, now);
         self.tasks.get_mut(&task.id)?.state = State::Running;
@@ -413,7 +527,7 @@ impl Model {
     /// Rule 5 for a claim whose transaction aborts.
     pub fn undo(&mut self, claim: &Claim, now: i64) {
         if claim.step > 0 {
-            self.take_off(claim.priority, &claim.key, claim.step);
+            self.take_off(claim.priority, &claim.key, claim.step, claim.group_step);
         }
         if let Some(task) = self.tasks.get_mut(&claim.id) {
             task.state = State::Pending;
@@ -422,8 +536,19 @@ impl Model {
         self.settle(now);
     }
 
-    fn take_off(&mut self, priority: u8, key: &str, step: i128) {
-        let clock = self.clock(priority);
+    fn add_to_group(&mut self, priority: u8, key: &str, step: i128) {
+        let group = (priority, self.group(key));
+        if let Some(pass) = self.group_passes.get_mut(&group) {
+            *pass += step;
+        }
+    }
+
+    fn take_off(&mut self, priority: u8, key: &str, step: i128, group_step: i128) {
+        let (clock, group) = (self.clock(priority), (priority, self.group(key)));
+        if let Some(pass) = self.group_passes.get_mut(&group) {
+            *pass = (*pass - group_step).max(clock);
+        }
+        let clock = self.node_clock(priority, key);
         if let Some(pass) = self.passes.get_mut(&(priority, key.to_string())) {
             *pass = (*pass - step).max(clock);
         }
@@ -438,7 +563,8 @@ impl Model {
         let task = task.clone();
         self.touch(task.priority, &task.key);
         let weight = self.weight(&task.key, task.weight);
-        self.take_off(task.priority, &task.key, step(1.0, weight));
+        let group_step = self.group_step(&task.key, 1.0);
+        self.take_off(task.priority, &task.key, step(1.0, weight), group_step);
         self.give_tokens_back(&task.key, now);
         self.settle(now);
     }
@@ -451,10 +577,12 @@ impl Model {
         let Some(cost) = cost else { return };
         let weight = self.weight(&task.key, task.weight);
         let delta = cost - 1.0;
+        let group_step = self.group_step(&task.key, delta.abs());
         if delta > 0.0 {
             *self.touch(task.priority, &task.key) += step(delta, weight);
+            self.add_to_group(task.priority, &task.key, group_step);
         } else if delta < 0.0 {
-            self.take_off(task.priority, &task.key, step(-delta, weight));
+            self.take_off(task.priority, &task.key, step(-delta, weight), group_step);
         }
     }
 
@@ -464,11 +592,17 @@ impl Model {
     }
 
     fn charge_at(&mut self, priority: u8, key: &str, cost: f64, own: Option<f64>) -> Claim {
-        let clock = self.clock(priority);
+        self.touch(priority, key);
+        let clock = self.node_clock(priority, key);
         let step = step(cost, self.weight(key, own));
+        let group_step = self.group_step(key, cost);
         let pass = self.touch(priority, key);
         let start = (*pass).max(clock);
         *pass = start + step;
+        let (group, tier_clock) = ((priority, self.group(key)), self.clock(priority));
+        if let Some(pass) = self.group_passes.get_mut(&group) {
+            *pass = (*pass).max(tier_clock) + group_step;
+        }
         Claim {
             id: 0,
             priority,
@@ -476,13 +610,14 @@ impl Model {
             start,
             clock,
             step,
+            group_step,
             aged: false,
         }
     }
 
     /// Undoes a charge from outside.
     pub fn undo_charge(&mut self, claim: &Claim) {
-        self.take_off(claim.priority, &claim.key, claim.step);
+        self.take_off(claim.priority, &claim.key, claim.step, claim.group_step);
     }
 
     pub fn remove(&mut self, id: i64, now: i64) -> Option<Task> {
@@ -503,7 +638,17 @@ impl Model {
         let has_work = self.tasks.values().any(|task| {
             task.key == key && (task.priority == priority || task.state == State::Running)
         });
-        self.passes.remove(&(priority, key.to_string())).is_some() && !has_work
+        let known = self.passes.remove(&(priority, key.to_string())).is_some();
+        let group = self.group(key);
+        let has_mates = self
+            .passes
+            .keys()
+            .any(|(tier, key)| *tier == priority && self.group(key) == group);
+        if !has_mates {
+            self.group_passes.remove(&(priority, group.clone()));
+            self.group_clocks.remove(&(priority, group));
+        }
+        known && !has_work
     }
 
     /// Rule 8, second half: tiers that know no key start again at clock 0.
