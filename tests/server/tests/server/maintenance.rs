@@ -16,7 +16,7 @@ fn open_sessions_go_on_after_the_table_was_rewritten_or_its_indexes_rebuilt() {
     let (mut client, mut dba) = (db.connect(), db.connect());
     flood(&mut client, "q", "A", 100, "1 hour");
     let mut tasks = claim(&mut client, "q", "w", 2);
-    for change in [
+    let changes = [
         "REINDEX TABLE CONCURRENTLY harvest_fair.task",
         "REINDEX TABLE harvest_fair.task",
         "VACUUM FULL harvest_fair.task",
@@ -28,7 +28,8 @@ fn open_sessions_go_on_after_the_table_was_rewritten_or_its_indexes_rebuilt() {
         "CREATE INDEX CONCURRENTLY ON harvest_fair.task (enqueued_at)",
         "ALTER TABLE harvest_fair.task SET (fillfactor = 70)",
         "ALTER TABLE harvest_fair.task DISABLE TRIGGER USER, ENABLE TRIGGER USER",
-    ] {
+    ];
+    for change in changes {
         execute(&mut dba, change);
         let more = claim(&mut client, "q", "w", 2);
         assert_eq!(more.len(), 2, "after {change}");
@@ -38,7 +39,7 @@ fn open_sessions_go_on_after_the_table_was_rewritten_or_its_indexes_rebuilt() {
     }
     tasks.extend(drain(&mut client, "q", 10));
     assert_all_different(&tasks);
-    assert_eq!(tasks.len(), 112);
+    assert_eq!(tasks.len(), 100 + changes.len());
 }
 
 #[test]
