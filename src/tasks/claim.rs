@@ -15,7 +15,9 @@ use crate::board::wait::Waiting;
 use crate::board::{self, QueueRef, effects, now, stored_key, wait};
 use crate::config;
 use crate::errors::Error;
-use crate::sfq::{self, Charge, Claimed, Lane, Locked, Order, Pick, QueueId, Row, RowPos, Sched};
+use crate::sfq::{
+    self, Charge, Claimed, Lane, Locked, Order, Pick, QueueId, QueueState, Row, RowPos, Sched,
+};
 use crate::spi;
 use crate::subtransaction::attempt;
 
@@ -118,14 +120,20 @@ pub fn claim(request: &Request, mut emit: impl FnMut(&mut ResultRow)) -> Result<
     let deadline = now().saturating_add(wait);
     let mut round = attempt(|| claim_once(&TaskTable::open()?, &queues, request, &mut emit))?;
     while round.handed == 0 && now() < deadline && !queues.is_empty() {
-        let line = match queues.as_slice() {
-            [queue] => {
-                Waiting::line_up(Some(attempt(|| ensure_loaded(&TaskTable::open()?, queue))?))
-            }
-            _ => Waiting::line_up(None),
-        };
+        // Nothing that ends a subtransaction may stand between lining up and sleep: it would leave the line.
+        let ids = attempt(|| {
+            let table = TaskTable::open()?;
+            queues
+                .iter()
+                .map(|queue| ensure_loaded(&table, queue))
+                .collect::<Result<Vec<_>, _>>()
+        })?;
+        let line = Waiting::line_up(match ids.as_slice() {
+            [queue] => Some(*queue),
+            _ => None,
+        });
         // Looked at after the place in line was taken: no wake-up falls between the two.
-        let (claimable, until) = attempt(|| outlook(&TaskTable::open()?, &queues))?;
+        let (claimable, until) = outlook(&ids);
         if !claimable || round.held {
             line.sleep(deadline.min(until), round.held);
         }
@@ -137,21 +145,22 @@ pub fn claim(request: &Request, mut emit: impl FnMut(&mut ResultRow)) -> Result<
 }
 
 /// Whether something may be claimable now, and when to look again if nothing happens before.
-fn outlook(table: &TaskTable, queues: &[&str]) -> Result<(bool, i64), Error> {
+fn outlook(queues: &[QueueId]) -> (bool, i64) {
     let (mut claimable, mut until) = (false, i64::MAX);
-    for queue in queues {
-        let queue = ensure_loaded(table, queue)?;
-        let now = now();
+    let now = now();
+    for &queue in queues {
         board::with(|sched| {
             sched.advance(queue, now);
             let reaping = sched.lease_due(queue).min(sched.unpin_due(queue));
-            claimable |= sched.has_eligible(queue) || reaping <= now;
+            // A queue that has left the board must be loaded again before it can be waited for.
+            let gone = sched.queue_state(queue) != Some(QueueState::Loaded);
+            claimable |= gone || sched.has_eligible(queue) || reaping <= now;
             until = until
                 .min(sched.next_timer(queue).unwrap_or(i64::MAX))
                 .min(reaping);
         });
     }
-    Ok((claimable, until))
+    (claimable, until)
 }
 
 /// What a round over the queues came to.

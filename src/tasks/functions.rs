@@ -182,8 +182,8 @@ unsafe fn claim_into(
             pg_sys::tuplestore_putvalues(
                 (*result).setResult,
                 (*result).setDesc,
-                values.as_ptr(),
-                nulls.as_ptr(),
+                values.as_ptr().cast_mut(),
+                nulls.as_ptr().cast_mut(),
             );
         })
     }
