@@ -375,6 +375,29 @@ fn a_restart_restores_lags_from_the_snapshot() {
 }
 
 #[test]
+fn a_tier_starts_anew_at_zero_before_its_clock_could_overflow() {
+    let mut shop = Shop::at_clock(1 << 60);
+    shop.weigh("light", 0.001);
+    shop.enqueue("light", 1);
+    shop.enqueue("a", 2);
+    let served = shop.claim(3);
+    let starts: Vec<f64> = served.iter().map(|served| served.start.units()).collect();
+    assert_eq!(starts, [0.0, 0.0, 1.0]);
+    assert_eq!(shop.clock(3).units(), 1.0);
+    let queue = shop.queue;
+    assert!(shop.board.sched().take_rewrite(queue, priority(3)));
+    let mut snapshot = Vec::new();
+    shop.board.sched().take_dirty(queue, &mut snapshot, 100);
+    // "warm-up", which carried the clock there, is one claim ahead of where the clock was.
+    let mut lags: Vec<(&str, f64)> = snapshot
+        .iter()
+        .map(|saved| (saved.key.as_str(), saved.pass.units()))
+        .collect();
+    lags.sort_by(|a, b| a.0.cmp(b.0));
+    assert_eq!(lags, [("a", 2.0), ("light", 1_000.0), ("warm-up", 1.0)]);
+}
+
+#[test]
 fn scopes_are_dropped_whole_and_stale_ids_answer_nothing() {
     let mut board = MemoryBoard::new(4, 8);
     let name = QueueName::parse("q").unwrap();
