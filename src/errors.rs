@@ -53,7 +53,11 @@ pub enum Error {
     /// A setting that no queue has.
     UnknownSetting { field: String, known: String },
     /// A setting whose value has the wrong type or range.
-    Setting { field: String, value: String, expected: &'static str },
+    Setting {
+        field: String,
+        value: String,
+        expected: &'static str,
+    },
     /// A jsonb argument that is not an object.
     NotAnObject { what: &'static str, value: String },
     /// A weight in a jsonb object that is not a number.
@@ -161,9 +165,16 @@ impl Error {
                 format!("queue {} already has {max} weight overrides", quoted(queue))
             }
             Error::UnknownSetting { field, .. } => format!("unknown setting: {}", quoted(field)),
-            Error::Setting { field, value, .. } => format!("invalid value for setting {}: {value}", quoted(field)),
-            Error::NotAnObject { what, value } => format!("{what} must be a jsonb object, not {value}"),
-            Error::WeightType { key, value } => format!("weight of key {} must be a number or null, not {value}", quoted(key)),
+            Error::Setting { field, value, .. } => {
+                format!("invalid value for setting {}: {value}", quoted(field))
+            }
+            Error::NotAnObject { what, value } => {
+                format!("{what} must be a jsonb object, not {value}")
+            }
+            Error::WeightType { key, value } => format!(
+                "weight of key {} must be a number or null, not {value}",
+                quoted(key)
+            ),
             Error::StickyFor => "sticky_for needs a sticky_worker".into(),
             Error::DefaultKeyWeight => "the default key cannot have a weight override".into(),
             Error::TooManyQueues { queue, max } => {

@@ -9,7 +9,8 @@ macro_rules! finfo {
         #[unsafe(no_mangle)]
         #[doc(hidden)]
         pub extern "C" fn $name() -> &'static pgrx::pg_sys::Pg_finfo_record {
-            const V1: pgrx::pg_sys::Pg_finfo_record = pgrx::pg_sys::Pg_finfo_record { api_version: 1 };
+            const V1: pgrx::pg_sys::Pg_finfo_record =
+                pgrx::pg_sys::Pg_finfo_record { api_version: 1 };
             &V1
         }
     };
@@ -62,16 +63,32 @@ pub fn is_before(data: &pg_sys::TriggerData) -> bool {
 }
 
 /// The row version before and after the change, and the one that a BEFORE trigger gives back.
-pub fn versions(data: &pg_sys::TriggerData) -> (Option<pg_sys::HeapTuple>, Option<pg_sys::HeapTuple>, pg_sys::HeapTuple) {
+pub fn versions(
+    data: &pg_sys::TriggerData,
+) -> (
+    Option<pg_sys::HeapTuple>,
+    Option<pg_sys::HeapTuple>,
+    pg_sys::HeapTuple,
+) {
     match Operation::of(data) {
         Operation::Insert => (None, Some(data.tg_trigtuple), data.tg_trigtuple),
-        Operation::Update => (Some(data.tg_trigtuple), Some(data.tg_newtuple), data.tg_newtuple),
-        Operation::Delete | Operation::Truncate => (Some(data.tg_trigtuple), None, data.tg_trigtuple),
+        Operation::Update => (
+            Some(data.tg_trigtuple),
+            Some(data.tg_newtuple),
+            data.tg_newtuple,
+        ),
+        Operation::Delete | Operation::Truncate => {
+            (Some(data.tg_trigtuple), None, data.tg_trigtuple)
+        }
     }
 }
 
 /// A column (from 1) of a row version, as the Rust type that the caller knows it to have.
-pub fn column<T: FromDatum>(data: &pg_sys::TriggerData, tuple: pg_sys::HeapTuple, column: i32) -> Option<T> {
+pub fn column<T: FromDatum>(
+    data: &pg_sys::TriggerData,
+    tuple: pg_sys::HeapTuple,
+    column: i32,
+) -> Option<T> {
     let mut null = false;
     // SAFETY: the version belongs to the trigger's relation; SPI_getbinval checks the column number.
     unsafe {

@@ -68,11 +68,18 @@ pub enum OnCommit {
     /// Every task is gone (TRUNCATE waits for all claims, so none is in flight).
     TasksTruncated { scope: u64 },
     /// The settings of a queue have changed.
-    Settings { queue: QueueRef, settings: Box<BoardSettings> },
+    Settings {
+        queue: QueueRef,
+        settings: Box<BoardSettings>,
+    },
     /// All settings are gone.
     SettingsTruncated { scope: u64 },
     /// The run time of a completed task, for queues that charge by seconds.
-    Measured { queue: QueueRef, key: String, seconds: f64 },
+    Measured {
+        queue: QueueRef,
+        key: String,
+        seconds: f64,
+    },
     /// Every override is gone.
     WeightsTruncated { scope: u64 },
 }
@@ -470,7 +477,11 @@ fn apply(sched: &mut Sched, effect: OnCommit, now: i64, wakes: &mut Vec<Wake>) {
                 wakes.push(Wake::All(queue));
             }
         }
-        OnCommit::Measured { queue, key, seconds } => {
+        OnCommit::Measured {
+            queue,
+            key,
+            seconds,
+        } => {
             if let Some(queue) = find_live(sched, &queue) {
                 sched.measured(queue, &stored_key(&key), seconds);
             }

@@ -22,7 +22,12 @@ pub struct Refused {
 impl Refused {
     /// A change refused at `at` (µs); long texts are cut.
     pub fn new(scope: u64, at: i64, texts: [&str; TEXTS]) -> Refused {
-        let mut refused = Refused { scope, at, lengths: [0; TEXTS], bytes: [0; BYTES] };
+        let mut refused = Refused {
+            scope,
+            at,
+            lengths: [0; TEXTS],
+            bytes: [0; BYTES],
+        };
         let mut start = 0;
         for (text, length) in texts.iter().zip(&mut refused.lengths) {
             let mut end = text.len().min(LONGEST);

@@ -79,7 +79,13 @@ impl Extras {
     pub fn set(&self, lease: Option<i64>, queue_weight: Option<f64>) {
         self.lease.store(lease.unwrap_or(0), Ordering::Relaxed);
         // A weight of 0 is kept apart from "not set" by its sign bit.
-        let bits = queue_weight.map_or(0, |w| if w == 0.0 { (-0.0f64).to_bits() } else { w.to_bits() });
+        let bits = queue_weight.map_or(0, |w| {
+            if w == 0.0 {
+                (-0.0f64).to_bits()
+            } else {
+                w.to_bits()
+            }
+        });
         self.draw.store(bits, Ordering::Relaxed);
     }
 
@@ -277,7 +283,11 @@ pub fn extras(queue: QueueId) -> &'static Extras {
     let layout = layout(max_queues, shared.max_keys.load(Ordering::Relaxed));
     // SAFETY: the index is below `max_queues`, so many records were laid out, and all their fields are atomics.
     unsafe {
-        let extras = SHARED.load(Ordering::Relaxed).cast::<u8>().add(layout.extras).cast::<Extras>();
+        let extras = SHARED
+            .load(Ordering::Relaxed)
+            .cast::<u8>()
+            .add(layout.extras)
+            .cast::<Extras>();
         &*extras.add(queue.index().min(max_queues as usize - 1))
     }
 }

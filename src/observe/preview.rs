@@ -23,7 +23,13 @@ impl sfq::Rows for LookedAt<'_> {
     type Error = Error;
     type Handle = Tid;
 
-    fn probe(&mut self, lane: &Lane, from: RowPos, want: usize, out: &mut Vec<(Row, Tid)>) -> Result<bool, Error> {
+    fn probe(
+        &mut self,
+        lane: &Lane,
+        from: RowPos,
+        want: usize,
+        out: &mut Vec<(Row, Tid)>,
+    ) -> Result<bool, Error> {
         self.0.probe(lane, from, want, out)
     }
 
@@ -70,16 +76,25 @@ fn fair_preview(
     janitor::ensure_running(&Catalog::get()?);
     let table = TaskTable::open()?;
     let queue = ensure_loaded(&table, name)?;
-    Ok(TableIterator::new(preview(&table, queue, name, worker, max_tasks, &weights)?))
+    Ok(TableIterator::new(preview(
+        &table, queue, name, worker, max_tasks, &weights,
+    )?))
 }
 
-fn hypothetical(weights: Option<JsonB>) -> Result<Vec<(FairnessKey<'static>, Option<Weight>)>, Error> {
-    let Some(JsonB(weights)) = weights else { return Ok(Vec::new()) };
+fn hypothetical(
+    weights: Option<JsonB>,
+) -> Result<Vec<(FairnessKey<'static>, Option<Weight>)>, Error> {
+    let Some(JsonB(weights)) = weights else {
+        return Ok(Vec::new());
+    };
     parse_weights(&weights)?
         .into_iter()
         .map(|(key, weight)| {
             check_key(&key)?;
-            Ok((stored_key(&key).into_owned(), weight.map(check_weight).transpose()?))
+            Ok((
+                stored_key(&key).into_owned(),
+                weight.map(check_weight).transpose()?,
+            ))
         })
         .collect()
 }
@@ -93,28 +108,62 @@ fn preview(
     weights: &[(FairnessKey<'static>, Option<Weight>)],
 ) -> Result<Vec<PreviewRow>, Error> {
     let now = now();
-    let order = if config::fairness() { Order::Fair } else { Order::Due };
-    let name = QueueRef { scope: table.catalog.scope(), name: name.to_owned() };
+    let order = if config::fairness() {
+        Order::Fair
+    } else {
+        Order::Due
+    };
+    let name = QueueRef {
+        scope: table.catalog.scope(),
+        name: name.to_owned(),
+    };
     let pinned = pinned_in_turn(table, queue, &name, worker, max_tasks, now);
     let mut shown = Vec::new();
     let mut claimed: Vec<Claimed<Tid>> = Vec::new();
     let mut aside = |sched: &mut Sched, queue: QueueId| {
         shown.clear();
-        for PinnedRow { row, priority, key, .. } in &pinned {
+        for PinnedRow {
+            row, priority, key, ..
+        } in &pinned
+        {
             if shown.len() == max_tasks {
                 break;
             }
-            let Ok((charged, _)) = sched.take_aside(queue, *priority, &stored_key(key), *row, now) else { continue };
+            let Ok((charged, _)) = sched.take_aside(queue, *priority, &stored_key(key), *row, now)
+            else {
+                continue;
+            };
             let priority = i16::from(priority.get());
             let (pass, lag) = (charged.start.units(), charged.lag.units());
             let position = shown.len() as i32 + 1;
-            shown.push((position, row.pos.id, key.clone(), priority, pass, lag, format!("pinned to {worker}")));
+            shown.push((
+                position,
+                row.pos.id,
+                key.clone(),
+                priority,
+                pass,
+                lag,
+                format!("pinned to {worker}"),
+            ));
         }
         shown.len()
     };
-    let mut rows = LookedAt(TableRows { table, queue: &name.name });
+    let mut rows = LookedAt(TableRows {
+        table,
+        queue: &name.name,
+    });
     let room = pinned.len();
-    sfq::preview(&mut SharedBoard, &mut rows, queue, order, max_tasks, now, weights, (room, &mut aside), &mut claimed)?;
+    sfq::preview(
+        &mut SharedBoard,
+        &mut rows,
+        queue,
+        order,
+        max_tasks,
+        now,
+        weights,
+        (room, &mut aside),
+        &mut claimed,
+    )?;
     for claim in claimed {
         let priority = i16::from(claim.priority.get());
         let (pass, lag) = (claim.start.units(), claim.lag.units());
@@ -124,7 +173,15 @@ fn preview(
             Order::Fair => format!("priority {priority}, lag {lag}, pass {pass}"),
         };
         let position = shown.len() as i32 + 1;
-        shown.push((position, claim.row.pos.id, claim.key.as_str().to_owned(), priority, pass, lag, reason));
+        shown.push((
+            position,
+            claim.row.pos.id,
+            claim.key.as_str().to_owned(),
+            priority,
+            pass,
+            lag,
+            reason,
+        ));
     }
     Ok(shown)
 }

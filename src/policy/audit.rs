@@ -5,9 +5,9 @@
 
 use std::ffi::CStr;
 
+use pgrx::JsonB;
 use pgrx::pg_sys;
 use pgrx::prelude::*;
-use pgrx::JsonB;
 use serde_json::Value;
 
 use crate::board::shmem::{self, Refused};
@@ -27,12 +27,17 @@ pub struct Change<'a> {
 }
 
 fn jsonb(value: Option<Value>) -> spi::Arg {
-    value.filter(|v| !v.is_null()).and_then(|v| JsonB(v).into_datum())
+    value
+        .filter(|v| !v.is_null())
+        .and_then(|v| JsonB(v).into_datum())
 }
 
 /// Makes a change and writes its audit row; `change` returns what was there before, and its result. A refused change
 /// is remembered for the janitor, and its error returned.
-pub fn audited<R>(asked: &Change, change: impl FnOnce(&Spi) -> Result<(Option<Value>, R), Error>) -> Result<R, Error> {
+pub fn audited<R>(
+    asked: &Change,
+    change: impl FnOnce(&Spi) -> Result<(Option<Value>, R), Error>,
+) -> Result<R, Error> {
     let outcome = spi::connect(|spi| {
         let (old, result) = change(spi)?;
         spi.run(
@@ -60,7 +65,11 @@ fn refused(asked: &Change, error: &Error) {
     // SAFETY: the name lives in the current memory context; it is copied at once.
     let actor = unsafe {
         let name = pg_sys::GetUserNameFromId(pg_sys::GetSessionUserId(), true);
-        if name.is_null() { String::new() } else { CStr::from_ptr(name).to_string_lossy().into_owned() }
+        if name.is_null() {
+            String::new()
+        } else {
+            CStr::from_ptr(name).to_string_lossy().into_owned()
+        }
     };
     let new = asked.new.as_ref().map(Value::to_string);
     shmem::refuse(&Refused::new(

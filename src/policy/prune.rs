@@ -9,15 +9,19 @@ use crate::config;
 use crate::names::{FairnessKey, Priority};
 use crate::observe::state::of_scope;
 use crate::spi;
+use crate::tasks::duration;
 use crate::tasks::functions::queue_name;
 use crate::tasks::load::ensure_loaded;
 use crate::tasks::statements as sql;
 use crate::tasks::table::{Catalog, TaskTable};
-use crate::tasks::duration;
 
 /// `fair_prune(queue, idle_for, preview)`: how many keys, each counted once a tier, are (or would be) forgotten.
 #[pg_extern(sql = false)]
-fn fair_prune(queue: Option<&str>, idle_for: Option<Interval>, preview: Option<bool>) -> Result<i64, ErrorReport> {
+fn fair_prune(
+    queue: Option<&str>,
+    idle_for: Option<Interval>,
+    preview: Option<bool>,
+) -> Result<i64, ErrorReport> {
     let idle_for = match idle_for {
         Some(length) => duration("idle_for", &length, false)?,
         None => config::prune_after(),
@@ -47,9 +51,19 @@ pub fn forget_snapshot(queue: &str, gone: &[(Priority, FairnessKey<'_>)]) {
     if gone.is_empty() {
         return;
     }
-    let priorities: Vec<i16> = gone.iter().map(|(priority, _)| i16::from(priority.get())).collect();
+    let priorities: Vec<i16> = gone
+        .iter()
+        .map(|(priority, _)| i16::from(priority.get()))
+        .collect();
     let keys: Vec<&str> = gone.iter().map(|(_, key)| key.as_str()).collect();
     spi::connect(|spi| {
-        spi.run(&sql::FORGET_KEYS, &[queue.into_datum(), priorities.into_datum(), keys.into_datum()]);
+        spi.run(
+            &sql::FORGET_KEYS,
+            &[
+                queue.into_datum(),
+                priorities.into_datum(),
+                keys.into_datum(),
+            ],
+        );
     });
 }

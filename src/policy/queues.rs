@@ -19,7 +19,9 @@ type SettingRow = (String, Option<JsonB>, String);
 
 /// The settings of a queue as they are stored.
 pub fn stored(spi: &spi::Spi, queue: &str) -> Map<String, Value> {
-    let row = spi.run(&sql::GET_SETTINGS, &[queue.into_datum()]).get::<JsonB>(0, 1);
+    let row = spi
+        .run(&sql::GET_SETTINGS, &[queue.into_datum()])
+        .get::<JsonB>(0, 1);
     match row {
         Some(JsonB(Value::Object(fields))) => fields,
         _ => Map::new(),
@@ -35,8 +37,19 @@ fn shown(settings: &Settings) -> Vec<SettingRow> {
 }
 
 /// Changes some settings, under the lock of the queue's row; returns all that are then stored.
-fn change(action: &'static str, queue: &str, patch: &Map<String, Value>, reason: Option<&str>) -> Result<(bool, Settings), Error> {
-    let audit = Change { action, queue, key: None, new: Some(Value::Object(patch.clone())), reason };
+fn change(
+    action: &'static str,
+    queue: &str,
+    patch: &Map<String, Value>,
+    reason: Option<&str>,
+) -> Result<(bool, Settings), Error> {
+    let audit = Change {
+        action,
+        queue,
+        key: None,
+        new: Some(Value::Object(patch.clone())),
+        reason,
+    };
     audited(&audit, |spi| {
         queue_name(queue)?;
         spi.run(&sql::OPEN_SETTINGS, &[queue.into_datum()]);
@@ -53,7 +66,13 @@ fn change(action: &'static str, queue: &str, patch: &Map<String, Value>, reason:
         let settings = Settings::read(&fields)?;
         let changed = fields != old;
         if changed {
-            spi.run(&sql::SET_SETTINGS, &[queue.into_datum(), JsonB(Value::Object(fields)).into_datum()]);
+            spi.run(
+                &sql::SET_SETTINGS,
+                &[
+                    queue.into_datum(),
+                    JsonB(Value::Object(fields)).into_datum(),
+                ],
+            );
         }
         Ok((Some(Value::Object(old)), (changed, settings)))
     })
@@ -65,11 +84,27 @@ fn fair_configure(
     queue: Option<&str>,
     settings: Option<JsonB>,
     reason: Option<&str>,
-) -> Result<TableIterator<'static, (name!(setting, String), name!(value, Option<JsonB>), name!(source, String))>, ErrorReport> {
+) -> Result<
+    TableIterator<
+        'static,
+        (
+            name!(setting, String),
+            name!(value, Option<JsonB>),
+            name!(source, String),
+        ),
+    >,
+    ErrorReport,
+> {
     let queue = required("queue", queue)?;
     let patch = match required("settings", settings)? {
         JsonB(Value::Object(fields)) => fields,
-        JsonB(other) => return Err(Error::NotAnObject { what: "settings", value: other.to_string() }.into()),
+        JsonB(other) => {
+            return Err(Error::NotAnObject {
+                what: "settings",
+                value: other.to_string(),
+            }
+            .into());
+        }
     };
     let (_, settings) = change("configure", queue, &patch, reason)?;
     Ok(TableIterator::new(shown(&settings)))
@@ -79,14 +114,29 @@ fn fair_configure(
 #[pg_extern(sql = false)]
 fn fair_queue(
     queue: Option<&str>,
-) -> Result<TableIterator<'static, (name!(setting, String), name!(value, Option<JsonB>), name!(source, String))>, ErrorReport> {
+) -> Result<
+    TableIterator<
+        'static,
+        (
+            name!(setting, String),
+            name!(value, Option<JsonB>),
+            name!(source, String),
+        ),
+    >,
+    ErrorReport,
+> {
     let queue = required("queue", queue)?;
     queue_name(queue)?;
     let settings = Settings::read(&spi::connect(|spi| stored(spi, queue)))?;
     Ok(TableIterator::new(shown(&settings)))
 }
 
-fn set_paused(action: &'static str, queue: Option<&str>, paused: bool, reason: Option<&str>) -> Result<bool, Error> {
+fn set_paused(
+    action: &'static str,
+    queue: Option<&str>,
+    paused: bool,
+    reason: Option<&str>,
+) -> Result<bool, Error> {
     let queue = required("queue", queue)?;
     let value = if paused { json!(true) } else { Value::Null };
     let patch = Map::from_iter([("paused".to_owned(), value)]);
@@ -152,7 +202,10 @@ fn admit(data: &pg_sys::TriggerData) -> Result<pg_sys::HeapTuple, Error> {
     let tell = |tuple: pg_sys::HeapTuple, settings: Settings| {
         if let (Some(name), _) = row(tuple) {
             let settings = Box::new(settings.on_board());
-            effects::on_commit(OnCommit::Settings { queue: QueueRef { scope, name }, settings });
+            effects::on_commit(OnCommit::Settings {
+                queue: QueueRef { scope, name },
+                settings,
+            });
         }
     };
     if let Some(old) = old {

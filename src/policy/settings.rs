@@ -57,17 +57,35 @@ pub struct Settings {
     pub retention: Option<i64>,
 }
 
-fn typed<T: DeserializeOwned>(field: &str, value: &Value, expected: &'static str) -> Result<T, Error> {
+fn typed<T: DeserializeOwned>(
+    field: &str,
+    value: &Value,
+    expected: &'static str,
+) -> Result<T, Error> {
     T::deserialize(value).map_err(|_| wrong(field, value, expected))
 }
 
 fn wrong(field: &str, value: &Value, expected: &'static str) -> Error {
-    Error::Setting { field: field.to_owned(), value: value.to_string(), expected }
+    Error::Setting {
+        field: field.to_owned(),
+        value: value.to_string(),
+        expected,
+    }
 }
 
-fn number(field: &str, value: &Value, min: f64, max: f64, expected: &'static str) -> Result<f64, Error> {
+fn number(
+    field: &str,
+    value: &Value,
+    min: f64,
+    max: f64,
+    expected: &'static str,
+) -> Result<f64, Error> {
     let number: f64 = typed(field, value, expected)?;
-    if number >= min && number <= max { Ok(number) } else { Err(wrong(field, value, expected)) }
+    if number >= min && number <= max {
+        Ok(number)
+    } else {
+        Err(wrong(field, value, expected))
+    }
 }
 
 /// A duration: interval text, or a number of seconds.
@@ -79,8 +97,9 @@ fn duration(field: &str, value: &Value, positive: bool) -> Result<i64, Error> {
     };
     let micros = match value {
         Value::Number(seconds) => {
-            let micros = seconds.as_f64().unwrap_or(f64::NAN) * MICROS_PER_S;
-            if !(micros.abs() < i64::MAX as f64 / 2.0) {
+            let micros = seconds.as_f64().unwrap_or(f64::MAX) * MICROS_PER_S;
+            // NaN cannot be: it is no JSON number.
+            if micros.abs() >= i64::MAX as f64 / 2.0 {
                 return Err(wrong(field, value, expected));
             }
             micros.round() as i64
@@ -88,7 +107,11 @@ fn duration(field: &str, value: &Value, positive: bool) -> Result<i64, Error> {
         Value::String(text) => interval(text).ok_or_else(|| wrong(field, value, expected))?,
         _ => return Err(wrong(field, value, expected)),
     };
-    if micros < 0 || (positive && micros == 0) { Err(wrong(field, value, expected)) } else { Ok(micros) }
+    if micros < 0 || (positive && micros == 0) {
+        Err(wrong(field, value, expected))
+    } else {
+        Ok(micros)
+    }
 }
 
 /// Interval text as Postgres reads it, in microseconds.
@@ -102,9 +125,12 @@ fn interval(text: &str) -> Option<i64> {
             pg_sys::InvalidOid,
             -1,
         );
-        <pgrx::datum::Interval as pgrx::FromDatum>::from_datum(datum, false).map(|i| crate::tasks::micros(&i))
+        <pgrx::datum::Interval as pgrx::FromDatum>::from_datum(datum, false)
+            .map(|i| crate::tasks::micros(&i))
     };
-    pgrx::PgTryBuilder::new(parse).catch_others(|_| None).execute()
+    pgrx::PgTryBuilder::new(parse)
+        .catch_others(|_| None)
+        .execute()
 }
 
 impl Settings {
@@ -122,7 +148,15 @@ impl Settings {
         let given = (!value.is_null()).then_some(value);
         match field {
             "queue_weight" => {
-                let check = |v| number(field, v, 0.0, MAX_QUEUE_WEIGHT, "a number from 0 to 1000000");
+                let check = |v| {
+                    number(
+                        field,
+                        v,
+                        0.0,
+                        MAX_QUEUE_WEIGHT,
+                        "a number from 0 to 1000000",
+                    )
+                };
                 self.queue_weight = given.map(check).transpose()?;
             }
             "rate_limit" => self.rate_limit = given.map(|v| rate(field, v)).transpose()?,
@@ -133,8 +167,12 @@ impl Settings {
                 self.key_max_running = given.map(check).transpose()?;
             }
             "lease" => self.lease = given.map(|v| duration(field, v, true)).transpose()?,
-            "priority_aging" => self.priority_aging = given.map(|v| duration(field, v, true)).transpose()?,
-            "new_start_handicap" => self.new_start_handicap = given.map(|v| duration(field, v, false)).transpose()?,
+            "priority_aging" => {
+                self.priority_aging = given.map(|v| duration(field, v, true)).transpose()?
+            }
+            "new_start_handicap" => {
+                self.new_start_handicap = given.map(|v| duration(field, v, false)).transpose()?
+            }
             "charge" => {
                 let check = |v: &Value| match v.as_str() {
                     Some("claims") => Ok(false),
@@ -143,10 +181,21 @@ impl Settings {
                 };
                 self.by_seconds = given.map(check).transpose()?;
             }
-            "group_separator" => self.group_separator = given.map(|v| separator(field, v)).transpose()?,
-            "paused" => self.paused = given.map(|v| typed(field, v, "true or false")).transpose()?,
+            "group_separator" => {
+                self.group_separator = given.map(|v| separator(field, v)).transpose()?
+            }
+            "paused" => {
+                self.paused = given
+                    .map(|v| typed(field, v, "true or false"))
+                    .transpose()?
+            }
             "retention" => self.retention = given.map(|v| duration(field, v, false)).transpose()?,
-            _ => return Err(Error::UnknownSetting { field: field.to_owned(), known: FIELDS.join(", ") }),
+            _ => {
+                return Err(Error::UnknownSetting {
+                    field: field.to_owned(),
+                    known: FIELDS.join(", "),
+                });
+            }
         }
         Ok(())
     }
@@ -177,17 +226,57 @@ impl Settings {
             .iter()
             .map(|field| {
                 let (value, source) = match *field {
-                    "queue_weight" => (Value::from(self.queue_weight.unwrap_or(1.0)), source(self.queue_weight.is_some(), "default")),
-                    "rate_limit" => (Value::from(self.rate_limit), source(self.rate_limit.is_some(), "default")),
-                    "key_rate_limit" => (Value::from(self.key_rate_limit), source(self.key_rate_limit.is_some(), "default")),
-                    "key_max_running" => (Value::from(self.key_max_running), source(self.key_max_running.is_some(), "default")),
-                    "lease" => (seconds(self.lease.unwrap_or_else(config::default_lease)), source(self.lease.is_some(), "guc")),
-                    "priority_aging" => (self.priority_aging.map_or(Value::Null, seconds), source(self.priority_aging.is_some(), "default")),
-                    "new_start_handicap" => (seconds(self.new_start_handicap.unwrap_or(DEFAULT_HANDICAP)), source(self.new_start_handicap.is_some(), "default")),
-                    "charge" => (Value::from(if self.by_seconds == Some(true) { "seconds" } else { "claims" }), source(self.by_seconds.is_some(), "default")),
-                    "group_separator" => (self.group_separator.map_or(Value::Null, |c| Value::from(c.to_string())), source(self.group_separator.is_some(), "default")),
-                    "paused" => (Value::from(self.paused.unwrap_or(false)), source(self.paused.is_some(), "default")),
-                    _ => (self.retention.or_else(config::retention).map_or(Value::Null, seconds), source(self.retention.is_some(), "guc")),
+                    "queue_weight" => (
+                        Value::from(self.queue_weight.unwrap_or(1.0)),
+                        source(self.queue_weight.is_some(), "default"),
+                    ),
+                    "rate_limit" => (
+                        Value::from(self.rate_limit),
+                        source(self.rate_limit.is_some(), "default"),
+                    ),
+                    "key_rate_limit" => (
+                        Value::from(self.key_rate_limit),
+                        source(self.key_rate_limit.is_some(), "default"),
+                    ),
+                    "key_max_running" => (
+                        Value::from(self.key_max_running),
+                        source(self.key_max_running.is_some(), "default"),
+                    ),
+                    "lease" => (
+                        seconds(self.lease.unwrap_or_else(config::default_lease)),
+                        source(self.lease.is_some(), "guc"),
+                    ),
+                    "priority_aging" => (
+                        self.priority_aging.map_or(Value::Null, seconds),
+                        source(self.priority_aging.is_some(), "default"),
+                    ),
+                    "new_start_handicap" => (
+                        seconds(self.new_start_handicap.unwrap_or(DEFAULT_HANDICAP)),
+                        source(self.new_start_handicap.is_some(), "default"),
+                    ),
+                    "charge" => (
+                        Value::from(if self.by_seconds == Some(true) {
+                            "seconds"
+                        } else {
+                            "claims"
+                        }),
+                        source(self.by_seconds.is_some(), "default"),
+                    ),
+                    "group_separator" => (
+                        self.group_separator
+                            .map_or(Value::Null, |c| Value::from(c.to_string())),
+                        source(self.group_separator.is_some(), "default"),
+                    ),
+                    "paused" => (
+                        Value::from(self.paused.unwrap_or(false)),
+                        source(self.paused.is_some(), "default"),
+                    ),
+                    _ => (
+                        self.retention
+                            .or_else(config::retention)
+                            .map_or(Value::Null, seconds),
+                        source(self.retention.is_some(), "guc"),
+                    ),
                 };
                 (*field, value, source)
             })

@@ -2,8 +2,9 @@
 //! resets after the tables were emptied.
 
 use super::pick::Charge;
+use super::records::IDLE;
 use super::tree::NIL;
-use super::{Accounted, QueueId, Refused, Row, RowPos, Sched, Ticks};
+use super::{Accounted, QueueId, QueueState, Refused, Row, RowPos, Sched, Ticks};
 use crate::names::{FairnessKey, Priority};
 
 /// How many tasks of a key run, as the board believes.
@@ -125,6 +126,30 @@ impl Sched<'_> {
     pub fn has_room(&self) -> bool {
         let usage = self.usage();
         usage.idle > 0 || (usage.entries < usage.max_keys && usage.keys < usage.max_keys)
+    }
+
+    /// Drops a loaded queue in which no key has anything to do, if `may_go` lets it. What the board forgets with it can be
+    /// loaded again. False if there is none. O(queues and their keys).
+    pub fn evict_queue(&mut self, may_go: impl Fn(QueueId) -> bool) -> bool {
+        for slot in self.queues.slots(&self.header.free_queues) {
+            let queue = self.queues.get(slot);
+            let id = QueueId {
+                slot,
+                stamp: queue.stamp,
+            };
+            if queue.stamp == 0 || queue.queue_state() != QueueState::Loaded || !may_go(id) {
+                continue;
+            }
+            let mut entry = queue.entries.first;
+            while entry != NIL && self.entries.get(entry).is(IDLE) {
+                entry = self.entries.get(entry).siblings.next;
+            }
+            if entry == NIL {
+                self.drop_queue(id);
+                return true;
+            }
+        }
+        false
     }
 
     /// The running count of a key, to be compared with the table.

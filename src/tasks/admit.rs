@@ -421,15 +421,16 @@ impl Changes {
         if self.columns.is_empty() {
             return tuple;
         }
-        // SAFETY: the three arrays have one element a changed column, and live through the call, which copies.
+        // SAFETY: the three arrays have one element a changed column, and live through the call, which only reads them
+        // (the older headers do not say so).
         unsafe {
             pg_sys::heap_modify_tuple_by_cols(
                 tuple,
                 descriptor,
                 self.columns.len() as i32,
-                self.columns.as_ptr(),
-                self.values.as_ptr(),
-                self.nulls.as_ptr(),
+                self.columns.as_ptr().cast_mut(),
+                self.values.as_ptr().cast_mut(),
+                self.nulls.as_ptr().cast_mut(),
             )
         }
     }

@@ -13,11 +13,16 @@ use super::statements as sql;
 use super::table::{LaneKey, PinnedRow, TaskTable, Tid, TupleLock, column};
 use super::{admit, timestamp};
 use crate::board::wait::Waiting;
-use crate::board::{self, OnCommit, QueueRef, effects, now, shmem, stored_key, stored_priority, wait};
-use crate::names::Priority;
+use crate::board::{
+    self, OnCommit, QueueRef, effects, now, shmem, stored_key, stored_priority, wait,
+};
 use crate::config;
 use crate::errors::Error;
-use crate::sfq::{self, Charge, Claimed, Lane, Locked, Order, Pick, QueueId, Refused, Row, RowPos, Sched, Ticks};
+use crate::names::Priority;
+use crate::sfq::{
+    self, Charge, Claimed, Lane, Locked, Order, Pick, QueueId, QueueState, Refused, Row, RowPos,
+    Sched, Ticks,
+};
 use crate::spi;
 use crate::subtransaction::attempt;
 
@@ -123,14 +128,20 @@ pub fn claim(request: &Request, mut emit: impl FnMut(&mut ResultRow)) -> Result<
     let deadline = now().saturating_add(wait);
     let mut round = attempt(|| claim_once(&TaskTable::open()?, &queues, request, &mut emit))?;
     while round.handed == 0 && now() < deadline && !queues.is_empty() {
-        let line = match queues.as_slice() {
-            [queue] => {
-                Waiting::line_up(Some(attempt(|| ensure_loaded(&TaskTable::open()?, queue))?))
-            }
-            _ => Waiting::line_up(None),
-        };
+        // Nothing that ends a subtransaction may stand between lining up and sleep: it would leave the line.
+        let ids = attempt(|| {
+            let table = TaskTable::open()?;
+            queues
+                .iter()
+                .map(|queue| ensure_loaded(&table, queue))
+                .collect::<Result<Vec<_>, _>>()
+        })?;
+        let line = Waiting::line_up(match ids.as_slice() {
+            [queue] => Some(*queue),
+            _ => None,
+        });
         // Looked at after the place in line was taken: no wake-up falls between the two.
-        let (claimable, until) = attempt(|| outlook(&TaskTable::open()?, &queues))?;
+        let (claimable, until) = outlook(&ids);
         if !claimable || round.held {
             line.sleep(deadline.min(until), round.held);
         }
@@ -142,21 +153,22 @@ pub fn claim(request: &Request, mut emit: impl FnMut(&mut ResultRow)) -> Result<
 }
 
 /// Whether something may be claimable now, and when to look again if nothing happens before.
-fn outlook(table: &TaskTable, queues: &[&str]) -> Result<(bool, i64), Error> {
+fn outlook(queues: &[QueueId]) -> (bool, i64) {
     let (mut claimable, mut until) = (false, i64::MAX);
-    for queue in queues {
-        let queue = ensure_loaded(table, queue)?;
-        let now = now();
+    let now = now();
+    for &queue in queues {
         board::with(|sched| {
             sched.advance(queue, now);
             let reaping = sched.lease_due(queue).min(sched.unpin_due(queue));
-            claimable |= sched.has_eligible(queue) || reaping <= now;
+            // A queue that has left the board must be loaded again before it can be waited for.
+            let gone = sched.queue_state(queue) != Some(QueueState::Loaded);
+            claimable |= gone || sched.has_eligible(queue) || reaping <= now;
             until = until
                 .min(sched.next_timer(queue).unwrap_or(i64::MAX))
                 .min(reaping);
         });
     }
-    Ok((claimable, until))
+    (claimable, until)
 }
 
 /// What a round over the queues came to.
@@ -237,7 +249,14 @@ fn claim_queue(
         board::with(|sched| sched.counters(queue).empty_claims += 1);
         return Ok(0);
     }
-    HandOver { queue, name, worker, now, order }.over(&claimed, emit);
+    HandOver {
+        queue,
+        name,
+        worker,
+        now,
+        order,
+    }
+    .over(&claimed, emit);
     Ok(claimed.len())
 }
 
@@ -258,7 +277,13 @@ pub fn pinned_in_turn(
         let pass = |row: &PinnedRow| sched.pass_of(queue, row.priority, &stored_key(&row.key));
         rows.iter().map(|row| (row.row.pos.id, pass(row))).collect()
     });
-    rows.sort_by_key(|row| (row.priority, passes.get(&row.row.pos.id).copied(), row.row.pos));
+    rows.sort_by_key(|row| {
+        (
+            row.priority,
+            passes.get(&row.row.pos.id).copied(),
+            row.row.pos,
+        )
+    });
     rows
 }
 
@@ -272,11 +297,19 @@ fn claim_pinned(
     now: i64,
     claimed: &mut Vec<Claimed<Tid>>,
 ) {
-    for PinnedRow { tid, row, priority, key } in pinned_in_turn(table, queue, name, worker, want, now) {
+    for PinnedRow {
+        tid,
+        row,
+        priority,
+        key,
+    } in pinned_in_turn(table, queue, name, worker, want, now)
+    {
         if claimed.len() == want {
             break;
         }
-        let TupleLock::Locked(tid) = table.lock_or_skip(tid) else { continue };
+        let TupleLock::Locked(tid) = table.lock_or_skip(tid) else {
+            continue;
+        };
         // No room for the key on the board, or it is gated: the task stays pinned until that is over.
         if let Ok(taken) = take_aside(queue, priority, &key, row, tid, now) {
             claimed.push(taken);
@@ -286,32 +319,58 @@ fn claim_pinned(
 
 /// Claims one task by its id, aside from the order: its key is charged, the clock does not move (rule 3). Nothing if it is
 /// not claimable now by this worker.
-pub fn claim_by_id(id: i64, worker: &str, mut emit: impl FnMut(&mut ResultRow)) -> Result<(), Error> {
+pub fn claim_by_id(
+    id: i64,
+    worker: &str,
+    mut emit: impl FnMut(&mut ResultRow),
+) -> Result<(), Error> {
     let table = TaskTable::open()?;
     let now = now();
     let claimable = |row: &TaskTable| {
-        let pinned = row.get::<String>(column::STICKY_WORKER).is_some_and(|w| w != worker)
-            && row.micros(column::STICKY_UNTIL).is_none_or(|until| until > now);
+        let pinned = row
+            .get::<String>(column::STICKY_WORKER)
+            .is_some_and(|w| w != worker)
+            && row
+                .micros(column::STICKY_UNTIL)
+                .is_none_or(|until| until > now);
         row.get::<pg_sys::Oid>(column::STATE) == Some(table.catalog.pending)
-            && row.micros(column::SCHEDULED_AT).is_some_and(|due| due <= now)
+            && row
+                .micros(column::SCHEDULED_AT)
+                .is_some_and(|due| due <= now)
             && !pinned
     };
     if !table.find(id) || !claimable(&table) {
         return Ok(());
     }
     let queue_name: String = table.get(column::QUEUE).unwrap_or_default();
-    let TupleLock::Locked(tid) = table.lock_or_skip(table.tid()) else { return Ok(()) };
+    let TupleLock::Locked(tid) = table.lock_or_skip(table.tid()) else {
+        return Ok(());
+    };
     let found = table.row();
     let priority = stored_priority(table.get(column::PRIORITY).unwrap_or(3));
     let key: String = table.get(column::FAIRNESS_KEY).unwrap_or_default();
     let queue = ensure_loaded(&table, &queue_name)?;
-    let name = QueueRef { scope: table.catalog.scope(), name: queue_name };
+    let name = QueueRef {
+        scope: table.catalog.scope(),
+        name: queue_name,
+    };
     let claimed = match take_aside(queue, priority, &key, found, tid, now) {
         Ok(claimed) => claimed,
-        Err(Refused::Full) => return Err(Error::BoardFull { key, max: config::max_keys() }),
+        Err(Refused::Full) => {
+            return Err(Error::BoardFull {
+                key,
+                max: config::max_keys(),
+            });
+        }
         Err(Refused::Capped | Refused::Limited | Refused::Paused) => return Ok(()),
     };
-    let hand = HandOver { queue, name: &name, worker, now, order: Order::Fair };
+    let hand = HandOver {
+        queue,
+        name: &name,
+        worker,
+        now,
+        order: Order::Fair,
+    };
     hand.over(&[claimed], &mut emit);
     Ok(())
 }
@@ -364,16 +423,23 @@ impl HandOver<'_> {
             lease => lease,
         };
         let lease_until = self.now.saturating_add(lease);
-        effects::on_commit(OnCommit::LeaseDue { queue: self.name.clone(), at: lease_until });
+        effects::on_commit(OnCommit::LeaseDue {
+            queue: self.name.clone(),
+            at: lease_until,
+        });
         spi::connect(|spi| {
             let batches = self.update(spi, claimed, lease_until);
             let mut places: HashMap<i64, (usize, usize)> = HashMap::new();
             for (batch, rows) in batches.iter().enumerate() {
-                places.extend((0..rows.len()).filter_map(|i| Some((rows.get::<i64>(i, 1)?, (batch, i)))));
+                places.extend(
+                    (0..rows.len()).filter_map(|i| Some((rows.get::<i64>(i, 1)?, (batch, i)))),
+                );
             }
             for claim in claimed {
                 // A user's own trigger may have kept a row back.
-                let Some(&(batch, place)) = places.get(&claim.row.pos.id) else { continue };
+                let Some(&(batch, place)) = places.get(&claim.row.pos.id) else {
+                    continue;
+                };
                 emit(&mut result_row(&batches[batch], place, claim));
             }
         });
@@ -381,14 +447,23 @@ impl HandOver<'_> {
         unsafe { pg_sys::CommandCounterIncrement() };
     }
 
-    fn update<'s>(&self, spi: &'s spi::Spi, claimed: &[Claimed<Tid>], lease_until: i64) -> Vec<spi::Rows<'s>> {
+    fn update<'s>(
+        &self,
+        spi: &'s spi::Spi,
+        claimed: &[Claimed<Tid>],
+        lease_until: i64,
+    ) -> Vec<spi::Rows<'s>> {
         let mut costs: Vec<f64> = claimed.iter().map(|c| c.charged).collect();
         costs.sort_by(f64::total_cmp);
         costs.dedup();
         costs
             .into_iter()
             .map(|cost| {
-                let same: Vec<Tid> = claimed.iter().filter(|c| c.charged == cost).map(|c| c.handle).collect();
+                let same: Vec<Tid> = claimed
+                    .iter()
+                    .filter(|c| c.charged == cost)
+                    .map(|c| c.handle)
+                    .collect();
                 let (statement, rows) = match same.as_slice() {
                     [one] => (&sql::CLAIM_ONE, tid(one)),
                     many => (&sql::CLAIM_MANY, tids(many)),
@@ -396,7 +471,13 @@ impl HandOver<'_> {
                 // Without fairness nothing is charged, so there is nothing to correct or undo later.
                 let charged = (self.order == Order::Fair).then_some(cost).into_datum();
                 let until = Some(timestamp(lease_until));
-                let args = [rows, self.worker.into_datum(), until, Some(timestamp(self.now)), charged];
+                let args = [
+                    rows,
+                    self.worker.into_datum(),
+                    until,
+                    Some(timestamp(self.now)),
+                    charged,
+                ];
                 admit::while_claiming(|| spi.run(statement, &args))
             })
             .collect()
@@ -405,8 +486,12 @@ impl HandOver<'_> {
 
 /// A row of harvest_fair.claimed_task: the updated row, with weight and lag as of the pick.
 fn result_row(rows: &spi::Rows, place: usize, claim: &Claimed<Tid>) -> ResultRow {
-    let mut result = ([pg_sys::Datum::from(0); RESULT_COLUMNS], [true; RESULT_COLUMNS]);
-    let of_row = (0..RESULT_COLUMNS - 2).map(|column| (column, rows.datum(place, column as i32 + 1)));
+    let mut result = (
+        [pg_sys::Datum::from(0); RESULT_COLUMNS],
+        [true; RESULT_COLUMNS],
+    );
+    let of_row =
+        (0..RESULT_COLUMNS - 2).map(|column| (column, rows.datum(place, column as i32 + 1)));
     let of_pick = [
         (RESULT_COLUMNS - 2, claim.weight.into_datum()),
         (RESULT_COLUMNS - 1, claim.lag.units().into_datum()),
@@ -436,7 +521,14 @@ fn drawn<'a>(table: &TaskTable, queues: &[&'a str]) -> Result<Vec<&'a str>, Erro
         let uniform = (hasher.finish() >> 11) as f64 / (1u64 << 53) as f64 + f64::EPSILON;
         let wait = -uniform.min(1.0).ln();
         // Weight 0: after all others, in a random order of their own.
-        drawn.push((if weight > 0.0 { wait / weight } else { f64::MAX / 2.0 * (1.0 + uniform.min(0.99)) }, *queue));
+        drawn.push((
+            if weight > 0.0 {
+                wait / weight
+            } else {
+                f64::MAX / 2.0 * (1.0 + uniform.min(0.99))
+            },
+            *queue,
+        ));
     }
     drawn.sort_by(|a, b| a.0.total_cmp(&b.0));
     Ok(drawn.into_iter().map(|(_, queue)| queue).collect())

@@ -32,7 +32,14 @@ pub fn queue_name(name: &str) -> std::result::Result<QueueName<'_>, Error> {
 /// Checks how many tasks a claim asks for.
 pub fn check_max_tasks(max_tasks: i32) -> std::result::Result<usize, Error> {
     let max = config::max_batch();
-    if (1..=max).contains(&max_tasks) { Ok(max_tasks as usize) } else { Err(Error::MaxTasks { value: max_tasks, max }) }
+    if (1..=max).contains(&max_tasks) {
+        Ok(max_tasks as usize)
+    } else {
+        Err(Error::MaxTasks {
+            value: max_tasks,
+            max,
+        })
+    }
 }
 
 /// Checks a priority as given.
@@ -151,14 +158,24 @@ raw_function!(pg_finfo_fair_claim_any, fair_claim_any, |fcinfo| {
 /// Called by Postgres with the arguments that sql/functions.sql declares.
 #[unsafe(no_mangle)]
 #[pg_guard]
-pub unsafe extern "C-unwind" fn fair_claim_by_id(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
+pub unsafe extern "C-unwind" fn fair_claim_by_id(
+    fcinfo: pg_sys::FunctionCallInfo,
+) -> pg_sys::Datum {
     // SAFETY: arguments 0 and 1 are bigint and text; InitMaterializedSRF checks that the caller takes a set.
     let outcome = unsafe {
         pg_sys::InitMaterializedSRF(fcinfo, pg_sys::MAT_SRF_USE_EXPECTED_DESC);
-        let (id, worker) = (pgrx::fcinfo::pg_getarg::<i64>(fcinfo, 0), pgrx::fcinfo::pg_getarg::<String>(fcinfo, 1));
+        let (id, worker) = (
+            pgrx::fcinfo::pg_getarg::<i64>(fcinfo, 0),
+            pgrx::fcinfo::pg_getarg::<String>(fcinfo, 1),
+        );
         let result = (*fcinfo).resultinfo.cast::<pg_sys::ReturnSetInfo>();
         by_id(id, worker, |(values, nulls)| {
-            pg_sys::tuplestore_putvalues((*result).setResult, (*result).setDesc, values.as_ptr(), nulls.as_ptr());
+            pg_sys::tuplestore_putvalues(
+                (*result).setResult,
+                (*result).setDesc,
+                values.as_ptr(),
+                nulls.as_ptr(),
+            );
         })
     };
     if let Err(error) = outcome {
@@ -168,7 +185,11 @@ pub unsafe extern "C-unwind" fn fair_claim_by_id(fcinfo: pg_sys::FunctionCallInf
 }
 crate::trigger::finfo!(pg_finfo_fair_claim_by_id);
 
-fn by_id(id: Option<i64>, worker: Option<String>, emit: impl FnMut(&mut claim::ResultRow)) -> std::result::Result<(), Error> {
+fn by_id(
+    id: Option<i64>,
+    worker: Option<String>,
+    emit: impl FnMut(&mut claim::ResultRow),
+) -> std::result::Result<(), Error> {
     let (id, worker) = (required("id", id)?, required("worker", worker)?);
     check_worker(&worker)?;
     claim::check_transaction("fair_claim_by_id")?;
@@ -209,8 +230,8 @@ unsafe fn claim_into(
             pg_sys::tuplestore_putvalues(
                 (*result).setResult,
                 (*result).setDesc,
-                values.as_ptr(),
-                nulls.as_ptr(),
+                values.as_ptr().cast_mut(),
+                nulls.as_ptr().cast_mut(),
             );
         })
     }

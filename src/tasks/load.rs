@@ -10,9 +10,9 @@ use crate::board::effects::BoardSettings;
 use crate::board::{self, QueueRef, effects, now, shmem, stored_key, stored_priority};
 use crate::errors::Error;
 use crate::names::{QueueName, Weight};
-use crate::sfq::{QueueId, QueueState, Ticks};
 use crate::policy::queues::stored;
 use crate::policy::settings::Settings;
+use crate::sfq::{QueueId, QueueState, Ticks};
 use crate::spi;
 
 use pgrx::IntoDatum;
@@ -29,7 +29,13 @@ pub fn ensure_loaded(table: &TaskTable, name: &str) -> Result<QueueId, Error> {
     })?;
     loop {
         let opened = board::with(|sched| {
-            let queue = sched.open_queue(scope, &parsed)?;
+            let queue = match sched.open_queue(scope, &parsed) {
+                // A queue in which nothing is left to do gives its place up, unless somebody waits for its next task.
+                Err(_) if sched.evict_queue(|queue| shmem::waiting(Some(queue)) == 0) => {
+                    sched.open_queue(scope, &parsed)?
+                }
+                opened => opened?,
+            };
             let state = sched.queue_state(queue);
             if state == Some(QueueState::Unloaded) {
                 // Marked before anything is read: what commits from now on joins by itself.

@@ -75,17 +75,33 @@ impl Task {
     fn correct(&self, cost: Option<f64>, now: i64) {
         let Some(charged) = self.charged else { return };
         let by_seconds = board::with(|sched| {
-            board::find_queue(sched, &self.queue).is_some_and(|queue| sched.policy(queue).by_seconds)
+            board::find_queue(sched, &self.queue)
+                .is_some_and(|queue| sched.policy(queue).by_seconds)
         });
-        let ran = || self.started_at.map(|at| now.saturating_sub(at).max(0) as f64 / MICROS_PER_S as f64);
-        let Some(cost) = cost.or_else(|| if by_seconds { ran() } else { None }) else { return };
+        let ran = || {
+            self.started_at
+                .map(|at| now.saturating_sub(at).max(0) as f64 / MICROS_PER_S as f64)
+        };
+        let Some(cost) = cost.or_else(|| if by_seconds { ran() } else { None }) else {
+            return;
+        };
         let (queue, key) = (self.queue.clone(), self.key.clone());
         if by_seconds {
-            effects::on_commit(OnCommit::Measured { queue: queue.clone(), key: key.clone(), seconds: cost });
+            effects::on_commit(OnCommit::Measured {
+                queue: queue.clone(),
+                key: key.clone(),
+                seconds: cost,
+            });
         }
         if cost != charged {
             let (priority, weight) = (self.priority, self.weight);
-            effects::on_commit(OnCommit::Correct { queue, priority, key, delta: cost - charged, weight });
+            effects::on_commit(OnCommit::Correct {
+                queue,
+                priority,
+                key,
+                delta: cost - charged,
+                weight,
+            });
         }
     }
 

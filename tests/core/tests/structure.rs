@@ -207,6 +207,70 @@ fn idle_keys_are_forgotten_in_time_and_an_idle_tier_starts_anew() {
     shop.board.sched().check().unwrap();
 }
 
+/// A queue in which somebody holds the only row of `held` while claims of `other` carry the clock to 1.
+fn held_back() -> (Shop, i64) {
+    let mut shop = Shop::default();
+    let id = shop.add("held", 3, 0, shop.now - 10, None);
+    shop.table.rows.get_mut(&id).expect("the new row").lock = Some(99);
+    shop.enqueue("other", 3);
+    assert_eq!(shop.keys(2, 1), ["other", "other"]);
+    assert_eq!(shop.clock(3).units(), 1.0);
+    (shop, id)
+}
+
+#[test]
+fn a_key_whose_rows_others_hold_does_not_stop_the_clock_and_comes_back_at_it() {
+    let (mut shop, id) = held_back();
+    shop.add("newcomer", 3, 0, shop.now - 20, None);
+    shop.table.give_back(id);
+    let served = shop.claim(3);
+    let keys: Vec<&str> = served.iter().map(|served| served.key.as_str()).collect();
+    // Both start at the clock, so the row that has been due for longer goes first.
+    assert_eq!(keys, ["newcomer", "held", "other"]);
+    assert_eq!(served[1].start.units(), 1.0);
+}
+
+#[test]
+fn a_row_that_becomes_claimable_ends_the_time_in_which_a_key_was_held_back() {
+    let (mut shop, _) = held_back();
+    shop.enqueue("held", 1);
+    let queue = shop.queue;
+    let mut sched = shop.board.sched();
+    sched.correct_cost(queue, priority(3), &key("held"), 0.5, None);
+    sched.entries(queue, |entry| {
+        if entry.key == key("held") {
+            assert_eq!(entry.pass.units(), 1.5);
+        }
+    });
+}
+
+#[test]
+fn the_cursor_does_not_pass_a_held_row() {
+    let mut board = MemoryBoard::new(1, 4);
+    let queue = board.open("q");
+    let mut sched = board.sched();
+    for id in [1, 5] {
+        sched
+            .note(queue, priority(3), &key("a"), 0, row(0, id), 10)
+            .unwrap();
+    }
+    let first = sched.pick(queue, 10, Order::Fair, &[]).unwrap();
+    // Something stood before row 1, and somebody held it.
+    sched.confirm(&first, false, Next::Row(row(0, 5)), 10);
+    let second = sched.pick(queue, 10, Order::Fair, &[]).unwrap();
+    assert_eq!(
+        (second.cursor, second.expect),
+        (first.cursor, row(0, 5).pos)
+    );
+    sched.hold(&second, row(0, 5).pos, Next::Row(row(0, 9)), 10);
+    let third = sched.pick(queue, 10, Order::Fair, &[]).unwrap();
+    assert_eq!((third.cursor, third.expect), (first.cursor, row(0, 9).pos));
+    // The next look meets no held row.
+    sched.confirm(&third, true, Next::Unknown, 10);
+    let fourth = sched.pick(queue, 10, Order::Fair, &[]).unwrap();
+    assert_eq!((fourth.cursor, fourth.exact), (row(0, 10).pos, false));
+}
+
 #[test]
 fn what_is_given_back_never_takes_a_pass_below_the_clock() {
     let mut shop = Shop::default();
@@ -275,7 +339,17 @@ fn a_restart_restores_lags_from_the_snapshot() {
             .unwrap();
     }
     after.enqueue("b", 40);
+    let charged = after
+        .board
+        .sched()
+        .charge(queue, priority(3), &key("busy"), 5.0, None, now);
+    assert!(charged.is_ok());
     after.board.sched().finish_load(queue);
+    after.board.sched().entries(queue, |entry| {
+        if entry.key == key("busy") {
+            assert_eq!(entry.lag.units(), 5.0, "a charge made while loading");
+        }
+    });
     after.board.sched().check().unwrap();
     assert_eq!(
         after.board.sched().queue_state(queue),
@@ -298,6 +372,29 @@ fn a_restart_restores_lags_from_the_snapshot() {
     }
     assert_eq!(after.keys(1, 1), ["new"]);
     assert_eq!(after.keys(10, 1), shop.keys(10, 1));
+}
+
+#[test]
+fn a_tier_starts_anew_at_zero_before_its_clock_could_overflow() {
+    let mut shop = Shop::at_clock(1 << 60);
+    shop.weigh("light", 0.001);
+    shop.enqueue("light", 1);
+    shop.enqueue("a", 2);
+    let served = shop.claim(3);
+    let starts: Vec<f64> = served.iter().map(|served| served.start.units()).collect();
+    assert_eq!(starts, [0.0, 0.0, 1.0]);
+    assert_eq!(shop.clock(3).units(), 1.0);
+    let queue = shop.queue;
+    assert!(shop.board.sched().take_rewrite(queue, priority(3)));
+    let mut snapshot = Vec::new();
+    shop.board.sched().take_dirty(queue, &mut snapshot, 100);
+    // "warm-up", which carried the clock there, is one claim ahead of where the clock was.
+    let mut lags: Vec<(&str, f64)> = snapshot
+        .iter()
+        .map(|saved| (saved.key.as_str(), saved.pass.units()))
+        .collect();
+    lags.sort_by(|a, b| a.0.cmp(b.0));
+    assert_eq!(lags, [("a", 2.0), ("light", 1_000.0), ("warm-up", 1.0)]);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use harvest_fair_server_tests::{
     Cluster, Options, PATIENCE, Shutdown, claim, claim_one, complete, count, enqueue, flood,
-    holds_within, keys_of, one, pending, wait_until,
+    holds_within, keys_of, one, pending, sqlstate_of, try_claim, wait_until,
 };
 use postgres::Client;
 
@@ -122,6 +122,30 @@ fn more_queues_than_the_board_has_room_for_are_refused_or_served_but_never_lost(
     );
     assert_eq!(served as i64 + left, 20);
     assert!(served >= 8, "{served} served, {refused} refused");
+}
+
+#[test]
+fn queues_that_are_done_make_room_for_others() {
+    let cluster = Cluster::start(
+        brisk_options()
+            .set("harvest_fair.max_queues", 8)
+            .set("harvest_fair.prune_after", "1s"),
+    );
+    let db = cluster.database();
+    let mut client = db.connect();
+    for day in 0..40 {
+        let queue = format!("day {day}");
+        enqueue(&mut client, &queue, Some("A"));
+        let mut tasks = Vec::new();
+        wait_until("there is room for the queue", PATIENCE, || {
+            match try_claim(&mut client, &queue, "w", 1) {
+                Ok(found) => tasks = found,
+                Err(error) => assert_eq!(sqlstate_of(&error), "53400", "{error:?}"),
+            }
+            !tasks.is_empty()
+        });
+        assert!(complete(&mut client, &tasks[0]));
+    }
 }
 
 #[test]

@@ -190,15 +190,34 @@ fn a_whole_service_runs_on_the_bundles_alone() {
 }
 
 #[test]
-fn a_producer_cannot_write_the_workers_fields_past_the_rules() {
+fn a_producer_cannot_write_the_workers_fields() {
     let db = Cluster::shared().database();
     let producer = Role::new(&db, Some("producer"));
     let mut client = producer.connect();
-    for sql in [
-        "INSERT INTO harvest_fair.task (queue, priority) VALUES ('q', 0)",
-        "INSERT INTO harvest_fair.task (queue, weight) VALUES ('q', 1e9)",
+    execute(
+        &mut client,
+        "INSERT INTO harvest_fair.task (queue, fairness_key, quota_key, priority, weight, new_start, payload,
+             scheduled_at, parent_id, max_attempts)
+         VALUES ('q', 'A', NULL, 2, 3, false, '{}', now(), NULL, 7)",
+    );
+    for (column, value) in [
+        ("id", "7"),
+        ("state", "'running'"),
+        ("state", "'completed'"),
+        ("lease", "1"),
+        ("lease_until", "'infinity'"),
+        ("attempt", "-100"),
+        ("worker", "'w'"),
+        ("charged", "-5"),
+        ("enqueued_at", "now()"),
     ] {
-        assert_eq!(expect_refusal(&mut client, sql).sqlstate, "22023");
+        let sql = format!("INSERT INTO harvest_fair.task (queue, {column}) VALUES ('q', {value})");
+        let refusal = expect_refusal(&mut client, &sql);
+        assert_eq!(refusal.sqlstate, "42501", "{sql}: {refusal:?}");
+    }
+    for column in ["priority", "weight"] {
+        let sql = format!("INSERT INTO harvest_fair.task (queue, {column}) VALUES ('q', 30000)");
+        assert_eq!(expect_refusal(&mut client, &sql).sqlstate, "22023");
     }
 }
 
