@@ -63,7 +63,7 @@ pub use claim::{Board, Claimed, Lane, Locked, Rows, claim};
 pub use lane::{Next, Row, RowPos};
 pub use pick::{Charge, LaneRef, Order, Pick};
 pub use policy::Policy;
-pub use preview::{Copied, CopyBuffer, preview};
+pub use preview::{Aside, Copied, CopyBuffer, preview};
 pub use queue::{QueueState, QueueView};
 pub use records::Counters;
 pub use ticks::Ticks;

@@ -79,10 +79,35 @@ impl<M: Members> Nodes<ByPass> for M {
         &mut self.member_mut(slot).links
     }
 
+    fn begin(&mut self, leaf: u32) {
+        let member = self.member_mut(leaf);
+        member.oldest = member.due;
+    }
+
+    fn absorb(&mut self, slot: u32, child: u32) -> bool {
+        let oldest = self.member(child).oldest;
+        let member = self.member_mut(slot);
+        let lower = oldest < member.oldest;
+        if lower {
+            member.oldest = oldest;
+        }
+        lower
+    }
+
+    fn rotated(&mut self, up: u32, down: u32) {
+        let oldest = self.member(down).oldest;
+        self.member_mut(up).oldest = oldest;
+        self.summarise(down);
+    }
+
     fn summarise(&mut self, slot: u32) -> bool {
         let Member {
             due, oldest, links, ..
         } = *self.member(slot);
+        // Where nothing ages there is nothing to do, nor a child to be looked at.
+        if oldest == i64::MAX {
+            return false;
+        }
         let mut smallest = due;
         for child in [links.left, links.right] {
             if child != NIL {

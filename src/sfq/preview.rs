@@ -181,6 +181,9 @@ impl Copied<'_> {
     }
 }
 
+/// Makes the claims that go before the order, on a copy, and says how many they were.
+pub type Aside<'f> = dyn FnMut(&mut Sched<'_>, QueueId) -> usize + 'f;
+
 /// The next `n` claims of a queue at the instant `now`, exactly as [`claim`] would make them, under hypothetical weights:
 /// `None` unsets. `rows` shows the rows; what it locks and is told to remember means nothing. `aside` makes the claims that
 /// go before the order (pinned rows) on the copy, which has room for as many more keys as `weights` names and `aside`
@@ -194,7 +197,7 @@ pub fn preview<B: Board, R: Rows>(
     n: usize,
     now: i64,
     weights: &[(FairnessKey<'_>, Option<Weight>)],
-    aside: (usize, &mut dyn FnMut(&mut Sched<'_>, QueueId) -> usize),
+    aside: (usize, &mut Aside<'_>),
     out: &mut Vec<Claimed<R::Handle>>,
 ) -> Result<(), R::Error> {
     let (room, aside) = aside;

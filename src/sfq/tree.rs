@@ -25,10 +25,19 @@ pub trait Nodes<By> {
     fn key(&self, slot: u32) -> Self::Key;
     fn links(&self, slot: u32) -> &Links;
     fn links_mut(&mut self, slot: u32) -> &mut Links;
-    /// Brings what the record keeps of its subtree up to date, if it keeps anything. True if that has changed.
+    /// Brings what a new leaf keeps of its subtree up to date. A record may keep the minimum of something over its
+    /// subtree; these four keep it right, and say whether it has changed.
+    fn begin(&mut self, _leaf: u32) {}
+    /// A record was added to the subtree of a child.
+    fn absorb(&mut self, _slot: u32, _child: u32) -> bool {
+        false
+    }
+    /// A record was removed from its subtree.
     fn summarise(&mut self, _slot: u32) -> bool {
         false
     }
+    /// `up` has taken the place of `down`, which has become its child.
+    fn rotated(&mut self, _up: u32, _down: u32) {}
 }
 
 /// The root and the size; everything else stands in the records.
@@ -64,7 +73,7 @@ impl<By> Tree<By> {
     /// Adds a record that is not in the tree. Equal keys are ordered by slot.
     pub fn insert<N: Nodes<By>>(&mut self, nodes: &mut N, slot: u32) {
         *nodes.links_mut(slot) = Links::default();
-        nodes.summarise(slot);
+        nodes.begin(slot);
         self.len += 1;
         if self.root == NIL {
             self.root = slot;
@@ -87,7 +96,11 @@ impl<By> Tree<By> {
             }
             at = *child;
         }
-        Self::summarise_up(nodes, nodes.links(slot).parent);
+        let (mut child, mut at) = (slot, nodes.links(slot).parent);
+        while at != NIL && nodes.absorb(at, child) {
+            child = at;
+            at = nodes.links(at).parent;
+        }
         loop {
             let parent = nodes.links(slot).parent;
             if parent == NIL || !outranks(slot, parent) {
@@ -178,7 +191,7 @@ impl<By> Tree<By> {
         Ok(())
     }
 
-    /// A subtree of `slot` has changed.
+    /// A record was removed from the subtree of `slot`.
     fn summarise_up<N: Nodes<By>>(nodes: &mut N, slot: u32) {
         let mut at = slot;
         while at != NIL && nodes.summarise(at) {
@@ -206,8 +219,7 @@ impl<By> Tree<By> {
         nodes.links_mut(parent).parent = slot;
         nodes.links_mut(slot).parent = grandparent;
         self.replace_child(nodes, grandparent, parent, slot);
-        nodes.summarise(parent);
-        nodes.summarise(slot);
+        nodes.rotated(slot, parent);
     }
 
     fn replace_child<N: Nodes<By>>(&mut self, nodes: &mut N, parent: u32, old: u32, new: u32) {
