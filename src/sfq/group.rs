@@ -285,8 +285,13 @@ impl Sched<'_> {
         groups
     }
 
-    /// Calls `visit` for each eligible key of a tier, in the order of the groups and of the keys in each.
-    pub(super) fn each_eligible(&self, queue: u32, priority: Priority, mut visit: impl FnMut(u32)) {
+    /// Calls `visit` for each eligible key of a tier, in the order of the groups and of the keys in each, until it says no.
+    pub(super) fn each_eligible(
+        &self,
+        queue: u32,
+        priority: Priority,
+        mut visit: impl FnMut(u32) -> bool,
+    ) {
         let Some(tier) = self.queues.get(queue).tiers.get(priority.index()) else {
             return;
         };
@@ -296,11 +301,13 @@ impl Sched<'_> {
                 let keys = self.entries.get(slot).keys();
                 let mut key = keys.first(&self.entries);
                 while key != NIL {
-                    visit(key);
+                    if !visit(key) {
+                        return;
+                    }
                     key = keys.next(&self.entries, key);
                 }
-            } else {
-                visit(slot);
+            } else if !visit(slot) {
+                return;
             }
             slot = tier.node.next(&self.entries, slot);
         }

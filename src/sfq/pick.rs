@@ -275,6 +275,7 @@ impl Sched<'_> {
                     best = Some(best.map_or(candidate, |other| candidate.min(other)));
                 }
             }
+            true
         });
         best.map_or(Choice::Nothing, |(_, slot, band)| Choice::Lane(slot, band))
     }

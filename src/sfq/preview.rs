@@ -113,9 +113,10 @@ impl Sched<'_> {
             let mut left = count;
             self.each_eligible(record, priority, |slot| {
                 if left > 0 {
-                    left -= 1;
                     copied.adopt(self, priority, slot);
                 }
+                left = left.saturating_sub(1);
+                left > 0
             });
         }
         Ok(copied)
