@@ -27,7 +27,8 @@
 //! | `claim` | the driver: from pick to locked row, over any board and any table |
 //!
 //! Every function is total: no input, and no stale id, can make it panic. A stale id (its slot has been freed or the
-//! board wiped) is answered as if its queue or key did not exist. Nothing allocates but into buffers of the caller.
+//! board wiped) is answered as if its queue or key did not exist. Nothing allocates but into buffers of the caller, except
+//! where groups are listed: a change of the separator, the end of a load, a rebase, the check.
 //! Unless said otherwise a call costs O(log K) for K keys.
 
 // The extension uses one part of this API, the tests another.
