@@ -47,8 +47,11 @@ impl Outside {
     }
 }
 
-/// Runs an attempt; what it has written is kept, and if it has written nothing, nothing of it stays, not even a lock.
-pub fn attempt<R>(f: impl FnOnce() -> Result<R, Error>) -> Result<R, Error> {
+/// Runs an attempt. If it fails, or `keep` does not want its result kept, nothing of it stays, not even a lock.
+pub fn attempt<R>(
+    f: impl FnOnce() -> Result<R, Error>,
+    keep: impl FnOnce(&R) -> bool,
+) -> Result<R, Error> {
     let outside = Outside::enter();
     let undo = move |cause: CaughtError| -> Result<R, Error> {
         outside.leave(false);
@@ -58,8 +61,6 @@ pub fn attempt<R>(f: impl FnOnce() -> Result<R, Error>) -> Result<R, Error> {
         .catch_others(undo)
         .catch_rust_panic(undo)
         .execute();
-    // SAFETY: reads the state of this backend's transaction.
-    let wrote = unsafe { pg_sys::GetCurrentTransactionIdIfAny() } != pg_sys::InvalidTransactionId;
-    outside.leave(result.is_ok() && wrote);
+    outside.leave(result.as_ref().is_ok_and(keep));
     result
 }

@@ -126,30 +126,47 @@ pub fn claim(request: &Request, mut emit: impl FnMut(&mut ResultRow)) -> Result<
         return claim_once(&table, &queues, request, &mut emit).map(|_| ());
     };
     let deadline = now().saturating_add(wait);
-    let mut round = attempt(|| claim_once(&TaskTable::open()?, &queues, request, &mut emit))?;
+    let mut round = try_round(&queues, request, &mut emit)?;
     while round.handed == 0 && now() < deadline && !queues.is_empty() {
         // Nothing that ends a subtransaction may stand between lining up and sleep: it would leave the line.
-        let ids = attempt(|| {
-            let table = TaskTable::open()?;
-            queues
-                .iter()
-                .map(|queue| ensure_loaded(&table, queue))
-                .collect::<Result<Vec<_>, _>>()
-        })?;
+        let ids = attempt(|| load(&queues), |_| false)?;
         let line = Waiting::line_up(match ids.as_slice() {
             [queue] => Some(*queue),
             _ => None,
         });
         // Looked at after the place in line was taken: no wake-up falls between the two.
         let (claimable, until) = outlook(&ids);
-        if !claimable || round.held {
-            line.sleep(deadline.min(until), round.held);
+        if round.held {
+            line.sleep(deadline, true);
+        } else if !claimable {
+            line.sleep(deadline.min(until), false);
         }
         drop(line);
         pgrx::check_for_interrupts!();
-        round = attempt(|| claim_once(&TaskTable::open()?, &queues, request, &mut emit))?;
+        round = try_round(&queues, request, &mut emit)?;
     }
     Ok(())
+}
+
+/// A round of a claim that waits: it leaves nothing behind unless it has handed tasks over. Leases that it has taken back in
+/// vain (the key is at its limit, or the task has failed for good) are the janitor's.
+fn try_round(
+    queues: &[&str],
+    request: &Request,
+    emit: &mut impl FnMut(&mut ResultRow),
+) -> Result<Round, Error> {
+    attempt(
+        || claim_once(&TaskTable::open()?, queues, request, emit),
+        |round| round.handed > 0,
+    )
+}
+
+fn load(queues: &[&str]) -> Result<Vec<QueueId>, Error> {
+    let table = TaskTable::open()?;
+    queues
+        .iter()
+        .map(|queue| ensure_loaded(&table, queue))
+        .collect()
 }
 
 /// Whether something may be claimable now, and when to look again if nothing happens before.
@@ -175,7 +192,8 @@ fn outlook(queues: &[QueueId]) -> (bool, i64) {
 struct Round {
     /// Tasks handed over.
     handed: usize,
-    /// There were rows, but others hold them.
+    /// There is something that is not to be had now, and that gives no sign when it is: rows that others hold, or leases
+    /// that were taken back in vain.
     held: bool,
 }
 
@@ -197,10 +215,11 @@ fn claim_once(
             name: (*name).to_owned(),
         };
         let want = request.max_tasks - round.handed;
+        let reaped = reap(table, queue, &name, now());
         let got = claim_queue(table, queue, &name, request.worker, want, emit)?;
         round.handed += got;
         if got == 0 {
-            round.held |= board::with(|sched| sched.has_eligible(queue));
+            round.held |= reaped || board::with(|sched| sched.has_eligible(queue));
         } else {
             wait::pass_on(queue);
         }
@@ -221,7 +240,6 @@ fn claim_queue(
     emit: &mut impl FnMut(&mut ResultRow),
 ) -> Result<usize, Error> {
     let now = now();
-    reap(table, queue, name, now);
     effects::note_early(queue, name);
     let order = if config::fairness() {
         Order::Fair
