@@ -25,8 +25,9 @@ use crate::board::{self, QueueRef, now, wait};
 use crate::config;
 use crate::observe::state::of_scope;
 use crate::policy::audit;
+use crate::tasks::catalog::Catalog;
 use crate::tasks::reap::reap;
-use crate::tasks::table::{Catalog, TaskTable};
+use crate::tasks::table::TaskTable;
 
 /// Longest pause between two rounds: how long DROP DATABASE and expired leases wait at most.
 const TICK: Duration = Duration::from_secs(1);

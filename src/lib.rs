@@ -44,5 +44,5 @@ pub extern "C-unwind" fn _PG_init() {
     config::register();
     board::shmem::register();
     board::effects::register();
-    tasks::table::register();
+    tasks::catalog::register();
 }

@@ -9,11 +9,13 @@ use crate::errors::Error;
 use crate::names::{FairnessKey, Weight};
 use crate::policy::weights::{check_key, check_weight, parse_weights};
 use crate::sfq::{self, Charge, Claimed, Lane, Locked, Order, Pick, QueueId, Row, RowPos, Sched};
+use crate::tasks::aside::pinned_in_turn;
+use crate::tasks::catalog::Catalog;
 use crate::tasks::check_worker;
-use crate::tasks::claim::{SharedBoard, TableRows, check_transaction, pinned_in_turn};
+use crate::tasks::claim::{SharedBoard, TableRows, check_transaction};
 use crate::tasks::functions::{check_max_tasks, queue_name, required};
 use crate::tasks::load::ensure_loaded;
-use crate::tasks::table::{Catalog, PinnedRow, TaskTable, Tid};
+use crate::tasks::table::{PinnedRow, TaskTable, Tid};
 use crate::{config, janitor};
 
 /// The task table, looked at only.

@@ -7,9 +7,10 @@ use pgrx::prelude::*;
 use crate::board::{self, now};
 use crate::janitor;
 use crate::sfq::{QueueId, Ticks};
+use crate::tasks::catalog::Catalog;
 use crate::tasks::functions::queue_name;
 use crate::tasks::load::ensure_loaded;
-use crate::tasks::table::{Catalog, TaskTable};
+use crate::tasks::table::TaskTable;
 
 type StateRow = (
     String,

@@ -5,7 +5,7 @@ use pgrx::prelude::*;
 
 use crate::board::{self, shmem};
 use crate::sfq::Sched;
-use crate::tasks::table::Catalog;
+use crate::tasks::catalog::Catalog;
 
 type StatsRow = (
     String,

@@ -12,9 +12,10 @@ use serde_json::Value;
 
 use crate::board::shmem::{self, Refused};
 use crate::errors::Error;
+use crate::janitor;
 use crate::spi::{self, Spi};
+use crate::tasks::catalog::Catalog;
 use crate::tasks::statements as sql;
-use crate::tasks::table::Catalog;
 
 /// A change as it was asked for.
 pub struct Change<'a> {
@@ -62,6 +63,7 @@ pub fn audited<R>(
 /// Remembers a refused change.
 fn refused(asked: &Change, error: &Error) {
     let Ok(catalog) = Catalog::get() else { return };
+    janitor::ensure_running(&catalog);
     // SAFETY: the name lives in the current memory context; it is copied at once.
     let actor = unsafe {
         let name = pg_sys::GetUserNameFromId(pg_sys::GetSessionUserId(), true);

@@ -9,11 +9,12 @@ use crate::config;
 use crate::names::{FairnessKey, Priority};
 use crate::observe::state::of_scope;
 use crate::spi;
+use crate::tasks::catalog::Catalog;
 use crate::tasks::duration;
 use crate::tasks::functions::queue_name;
 use crate::tasks::load::ensure_loaded;
 use crate::tasks::statements as sql;
-use crate::tasks::table::{Catalog, TaskTable};
+use crate::tasks::table::TaskTable;
 
 /// `fair_prune(queue, idle_for, preview)`: how many keys, each counted once a tier, are (or would be) forgotten.
 #[pg_extern(sql = false)]

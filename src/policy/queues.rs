@@ -11,9 +11,9 @@ use super::settings::Settings;
 use crate::board::{OnCommit, QueueRef, effects};
 use crate::errors::Error;
 use crate::spi;
+use crate::tasks::catalog::Catalog;
 use crate::tasks::functions::{queue_name, required};
 use crate::tasks::statements as sql;
-use crate::tasks::table::Catalog;
 
 type SettingRow = (String, Option<JsonB>, String);
 

@@ -4,7 +4,7 @@ use pgrx::pg_sys;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use crate::board::effects::BoardSettings;
+use crate::board::BoardSettings;
 use crate::config;
 use crate::errors::Error;
 use crate::sfq::Policy;

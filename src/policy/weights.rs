@@ -12,9 +12,9 @@ use crate::board::{OnCommit, QueueRef, effects};
 use crate::errors::Error;
 use crate::names::{FairnessKey, Weight};
 use crate::spi;
+use crate::tasks::catalog::Catalog;
 use crate::tasks::functions::{queue_name, required};
 use crate::tasks::statements as sql;
-use crate::tasks::table::Catalog;
 use crate::trigger::{self, Operation};
 
 /// Most overrides that a queue can have.

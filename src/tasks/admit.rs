@@ -9,8 +9,9 @@ use std::cell::Cell;
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
+use super::catalog::{Catalog, column};
 use super::load::NEVER;
-use super::table::{Catalog, TaskTable, column};
+use super::table::TaskTable;
 use super::timestamp;
 use crate::board::{OnCommit, QueueRef, effects, now, stored_priority};
 use crate::config;

@@ -5,9 +5,11 @@ use pgrx::pg_sys;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
 
-use super::claim::{self, RESULT_COLUMNS, Request};
+use super::aside;
+use super::catalog::Catalog;
+use super::claim::{self, Request};
+use super::hand_over::{RESULT_COLUMNS, ResultRow};
 use super::statements as sql;
-use super::table::Catalog;
 use super::{check_worker, duration, settle, timestamp};
 use crate::board::now;
 use crate::errors::Error;
@@ -188,13 +190,13 @@ crate::trigger::finfo!(pg_finfo_fair_claim_by_id);
 fn by_id(
     id: Option<i64>,
     worker: Option<String>,
-    emit: impl FnMut(&mut claim::ResultRow),
+    emit: impl FnMut(&mut ResultRow),
 ) -> std::result::Result<(), Error> {
     let (id, worker) = (required("id", id)?, required("worker", worker)?);
     check_worker(&worker)?;
     claim::check_transaction("fair_claim_by_id")?;
     janitor::ensure_running(&Catalog::get()?);
-    claim::claim_by_id(id, &worker, emit)
+    aside::claim_by_id(id, &worker, emit)
 }
 
 /// # Safety

@@ -6,7 +6,7 @@ use pgrx::pg_sys;
 
 use super::statements as sql;
 use super::table::TaskTable;
-use crate::board::effects::BoardSettings;
+use crate::board::BoardSettings;
 use crate::board::{self, QueueRef, effects, now, shmem, stored_key, stored_priority};
 use crate::errors::Error;
 use crate::names::{QueueName, Weight};

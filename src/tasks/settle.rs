@@ -5,9 +5,10 @@
 
 use pgrx::pg_sys;
 
+use super::catalog::column;
 use super::reap::{text, tid, tids};
 use super::statements as sql;
-use super::table::{TaskTable, Tid, TupleLock, column};
+use super::table::{TaskTable, Tid, TupleLock};
 use super::{claim::check_transaction, timestamp};
 use crate::board::{self, OnCommit, QueueRef, effects, now, stored_priority};
 use crate::config;
