@@ -296,3 +296,11 @@ fn long_and_hostile_values_of_refused_changes_are_cut_and_stored() {
     );
     assert_eq!(keys, 2);
 }
+
+#[test]
+fn a_refused_change_that_is_the_first_call_of_a_database_reaches_the_audit() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    expect_refusal(&mut client, "SELECT fair_set_weight('q', 'A', 0)");
+    wait_for_refused(&mut client, 1);
+}

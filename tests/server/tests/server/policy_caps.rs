@@ -391,3 +391,15 @@ fn a_worker_that_waits_for_a_capped_key_wakes_when_a_task_ends() {
         );
     });
 }
+
+#[test]
+fn an_expired_lease_gives_its_place_back() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    configure(&mut client, "q", r#"{"key_max_running": 1, "lease": 0.2}"#);
+    flood(&mut client, "q", "A", 3, "1 hour");
+    claim_one(&mut client, "q");
+    assert!(claim(&mut client, "q", "w", 1).is_empty());
+    assert_eq!(claim_waiting(&mut client, "q", "w", 5, "20 s").len(), 1);
+    assert_eq!(running(&mut client, "q"), 1);
+}
