@@ -27,6 +27,7 @@ mod policy_queues;
 mod policy_rates;
 mod policy_settings;
 mod policy_support;
+mod policy_together;
 mod policy_weights;
 mod readme;
 mod security;
