@@ -61,9 +61,9 @@ fn psql(database: &Database, sql: &str) -> String {
     let environment = database.cluster().environment();
     let mut psql = environment
         .command(environment.program("psql"))
-        .args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-U", "postgres", "-h"])
+        .args(["-X", "-q", "-v", "ON_ERROR_STOP=1"])
+        .args(["-U", "postgres", "-p", "5432", "-d", database.name(), "-h"])
         .arg(database.cluster().socket_dir())
-        .args(["-d", database.name()])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -108,8 +108,8 @@ fn difference(shown: &str, printed: &str) -> String {
 
 #[test]
 fn each_statement_of_the_readme_prints_what_the_readme_shows() {
-    // The README makes roles, and they belong to a whole server.
-    let cluster = Cluster::start(Options::new());
+    // The README makes roles, and they belong to a whole server. On a slow machine no lease may run out meanwhile.
+    let cluster = Cluster::start(Options::new().set("harvest_fair.default_lease", "1h"));
     let database = cluster.empty_database();
     let mut faults = String::new();
     for Example { line, sql, shown } in examples(README) {
