@@ -19,6 +19,7 @@ mod planner;
 mod policy_aging;
 mod policy_audit;
 mod policy_caps;
+mod policy_chaos;
 mod policy_cost;
 mod policy_groups;
 mod policy_pins;
