@@ -1,5 +1,7 @@
 //! Ageing: a waiting task rises by one priority for each `priority_aging` that it is due.
 
+use std::time::{Duration, Instant};
+
 use harvest_fair_server_tests::{Cluster, claim, claim_one, flood, keys_of, one};
 use postgres::GenericClient;
 
@@ -134,4 +136,57 @@ fn among_tasks_of_the_same_effective_and_base_priority_lag_decides() {
             .count(),
         5
     );
+}
+
+#[test]
+fn under_a_steady_flood_of_urgent_tasks_the_lowest_priority_is_served_in_time() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    configure(&mut client, "q", r#"{"priority_aging": 0.3}"#);
+    let old = due_for(&mut client, "old", 5, 0.0);
+    let start = Instant::now();
+    let waited = loop {
+        due_for(&mut client, "urgent", 1, 0.0);
+        if claim_one(&mut client, "q").id == old {
+            break start.elapsed();
+        }
+        assert!(
+            start.elapsed() < Duration::from_secs(20),
+            "not served in {:?}",
+            start.elapsed()
+        );
+    };
+    // Equal after four steps, first after five. On a busy machine the last urgent ones may have aged a step themselves.
+    assert!(
+        (Duration::from_millis(1_190)..Duration::from_secs(5)).contains(&waited),
+        "{waited:?}"
+    );
+}
+
+#[test]
+fn the_shortest_ageing_and_the_oldest_rows_do_no_harm() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    configure(
+        &mut client,
+        "q",
+        r#"{"priority_aging": 0.000001, "new_start_handicap": 4e12}"#,
+    );
+    execute(
+        &mut client,
+        "INSERT INTO harvest_fair.task (queue, fairness_key, priority, scheduled_at, new_start) VALUES
+            ('q', 'ever', 5, '-infinity', false), ('q', 'ever new', 4, '-infinity', true), ('q', 'old', 3, '4000-01-01 BC', true),
+            ('q', 'today', 1, now() - interval '1 s', true), ('q', 'never', 1, 'infinity', true)",
+    );
+    preview_then_claim(&mut client, "q", "w", 1);
+    let mut taken = claims(&mut client, "q", 4, 1);
+    taken.extend(claim(&mut client, "q", "w", 9));
+    assert_eq!(keys_of(&taken).last(), Some(&"today"));
+    assert_eq!(taken.len(), 3);
+    let reloads: i64 = one(
+        &mut client,
+        "SELECT max(reloads)::bigint FROM harvest_fair.stats",
+        &[],
+    );
+    assert_eq!(reloads, 0);
 }

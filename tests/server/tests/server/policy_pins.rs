@@ -4,8 +4,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use harvest_fair_server_tests::{
-    Cluster, PATIENCE, claim, claim_one, claim_waiting, count, enqueue, expect_error, flood,
-    keys_of, one, wait_until,
+    Cluster, Options, PATIENCE, Shutdown, claim, claim_one, claim_waiting, count, enqueue,
+    expect_error, flood, keys_of, one, wait_until,
 };
 use postgres::{Client, GenericClient};
 
@@ -297,4 +297,92 @@ fn after_its_first_kept_claim_a_task_is_no_new_start() {
     // Another new start, due for longer, lets it pass now.
     due_for(&mut client, "A", 10.0, true);
     assert_eq!(claim_one(&mut client, "q").id, id);
+}
+
+#[test]
+fn a_pin_that_had_ended_before_it_was_written_is_none() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    execute(
+        &mut client,
+        "INSERT INTO harvest_fair.task (queue, fairness_key, sticky_worker, sticky_until)
+         VALUES ('q', 'A', 'me', now() - interval '1 s')",
+    );
+    assert_eq!(keys_of(&claim(&mut client, "q", "other", 5)), ["A"]);
+}
+
+#[test]
+fn a_pin_that_is_set_or_cleared_by_hand_counts_at_the_next_claim() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    let id = enqueue(&mut client, "q", Some("A"));
+    execute(
+        &mut client,
+        "UPDATE harvest_fair.task SET sticky_worker = 'me', sticky_until = now() + interval '1 hour'",
+    );
+    assert!(claim(&mut client, "q", "other", 5).is_empty());
+    execute(
+        &mut client,
+        "UPDATE harvest_fair.task SET sticky_worker = NULL, sticky_until = NULL",
+    );
+    assert_eq!(claim(&mut client, "q", "other", 5)[0].id, id);
+    let id = pin(&mut client, "A", 3, "me", "1 hour");
+    execute(
+        &mut client,
+        "UPDATE harvest_fair.task SET sticky_until = now() - interval '1 s' WHERE state = 'pending'",
+    );
+    assert_eq!(claim(&mut client, "q", "other", 5)[0].id, id);
+    let id = pin(&mut client, "A", 3, "me", "1 hour");
+    execute(
+        &mut client,
+        "UPDATE harvest_fair.task SET sticky_worker = 'you' WHERE state = 'pending'",
+    );
+    assert!(claim(&mut client, "q", "me", 5).is_empty());
+    assert_eq!(claim(&mut client, "q", "you", 5)[0].id, id);
+}
+
+#[test]
+fn a_pinned_task_of_the_future_wakes_its_worker_when_it_is_due() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    execute(
+        &mut client,
+        "SELECT fair_enqueue('q', fairness_key => 'A', scheduled_at => now() + interval '1 s', sticky_worker => 'me', sticky_for => '1 hour')",
+    );
+    assert!(claim(&mut client, "q", "me", 1).is_empty());
+    let start = Instant::now();
+    assert_eq!(claim_waiting(&mut client, "q", "me", 1, "20 s").len(), 1);
+    assert!(
+        start.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        start.elapsed()
+    );
+}
+
+#[test]
+fn pins_outlive_a_crash() {
+    let cluster = Cluster::start(Options::new());
+    let db = cluster.database();
+    let mut client = db.connect();
+    let short = pin(&mut client, "A", 3, "me", "4 s");
+    let long = pin(&mut client, "B", 3, "me", "1 hour");
+    cluster.restart(Shutdown::Immediate);
+    let mut client = db.connect();
+    let ended: bool = one(
+        &mut client,
+        "SELECT clock_timestamp() > sticky_until FROM harvest_fair.task WHERE id = $1",
+        &[&short],
+    );
+    assert_eq!(
+        claim(&mut client, "q", "other", 5).len(),
+        usize::from(ended)
+    );
+    if !ended {
+        assert_eq!(
+            claim_waiting(&mut client, "q", "other", 5, "20 s")[0].id,
+            short
+        );
+    }
+    assert!(claim(&mut client, "q", "other", 5).is_empty());
+    assert_eq!(claim(&mut client, "q", "me", 5)[0].id, long);
 }

@@ -311,3 +311,72 @@ fn five_hundred_limited_keys_cost_the_others_nothing() {
         "{limited} buffers beside limited keys, {empty} on an empty queue"
     );
 }
+
+#[test]
+fn a_limit_is_exact_for_workers_side_by_side() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    configure(&mut client, "q", r#"{"rate_limit": 200}"#);
+    for key in ["A", "B", "C"] {
+        flood(&mut client, "q", key, 1_000, "1 hour");
+    }
+    let start = Instant::now();
+    thread::scope(|scope| {
+        for _ in 0..5 {
+            let db = &db;
+            scope.spawn(move || {
+                let mut client = db.connect();
+                claim_until(
+                    &mut client,
+                    start + Duration::from_secs(4),
+                    &["A", "B", "C"],
+                )
+            });
+        }
+    });
+    // As the table tells it: in no stretch of time more than the bucket's second and what came in meanwhile.
+    let worst: f64 = one(
+        &mut client,
+        "SELECT max(n - 200 * extract(epoch FROM b.at - a.at))::float8
+         FROM (SELECT started_at AS at, row_number() OVER (ORDER BY started_at) AS i FROM harvest_fair.task WHERE state = 'running') a
+         JOIN (SELECT started_at AS at, row_number() OVER (ORDER BY started_at) AS i FROM harvest_fair.task WHERE state = 'running') b ON b.i >= a.i,
+         LATERAL (SELECT b.i - a.i + 1 AS n) c",
+        &[],
+    );
+    assert!(worst <= 202.0, "{worst} claims more than came in");
+    let taken = running(&mut client, "q") as f64;
+    let expected = 200.0 + 200.0 * 4.0;
+    assert!(
+        (taken - expected).abs() <= expected * 0.03,
+        "{taken} claims, not {expected}"
+    );
+}
+
+#[test]
+fn limits_of_every_size_are_taken() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect_with("SELECT fair_set_weight('q', 'A', 0.001)");
+    for limit in ["1e-300", "1e6", "0.000001"] {
+        configure(
+            &mut client,
+            "q",
+            &format!(r#"{{"key_rate_limit": {limit}, "rate_limit": {limit}}}"#),
+        );
+        flood(&mut client, "q", "A", 5, "1 hour");
+        flood(&mut client, "q", "B", 5, "1 hour");
+        assert!(claim(&mut client, "q", "w", 3).len() <= 3);
+        assert!(claim_waiting(&mut client, "q", "w", 3, "10 ms").len() <= 3);
+        execute(&mut client, "SELECT * FROM fair_state('q')");
+    }
+    configure(
+        &mut client,
+        "q",
+        r#"{"key_rate_limit": null, "rate_limit": null}"#,
+    );
+    let left: i64 = one(
+        &mut client,
+        "SELECT count(*) FROM harvest_fair.task WHERE state = 'pending'",
+        &[],
+    );
+    assert_eq!(claim(&mut client, "q", "w", 100).len() as i64, left);
+}
