@@ -304,3 +304,27 @@ fn a_refused_change_that_is_the_first_call_of_a_database_reaches_the_audit() {
     expect_refusal(&mut client, "SELECT fair_set_weight('q', 'A', 0)");
     wait_for_refused(&mut client, 1);
 }
+
+#[test]
+fn the_override_beyond_the_cap_is_recorded_as_refused() {
+    let db = Cluster::shared().database();
+    let mut client = connect(&db);
+    execute(
+        &mut client,
+        "SELECT fair_set_weights('q', (SELECT jsonb_object_agg('k' || i, 2) FROM generate_series(1, 1000) i))",
+    );
+    expect_error(
+        &mut client,
+        "SELECT fair_set_weight('q', 'more', 2)",
+        "54000",
+        "1000",
+        "",
+    );
+    wait_for_refused(&mut client, 1);
+    let error: String = one(
+        &mut client,
+        "SELECT error FROM harvest_fair.audit WHERE status = 'rejected' AND fairness_key = 'more'",
+        &[],
+    );
+    assert!(error.contains("1000"), "{error}");
+}

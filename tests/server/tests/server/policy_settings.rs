@@ -517,3 +517,22 @@ fn a_worker_that_waits_on_a_paused_queue_wakes_when_it_is_resumed() {
         );
     });
 }
+
+#[test]
+fn a_change_of_settings_cannot_be_prepared() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    execute(&mut client, "BEGIN; SELECT fair_pause('q')");
+    expect_error(
+        &mut client,
+        "PREPARE TRANSACTION 'policy'",
+        "0A000",
+        "prepare",
+        "",
+    );
+    execute(&mut client, "ROLLBACK");
+    assert_eq!(
+        setting(&mut client, "q", "paused"),
+        owned("false", "default")
+    );
+}

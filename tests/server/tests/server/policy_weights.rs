@@ -282,3 +282,26 @@ fn a_claim_reads_no_table_of_weights_or_settings() {
     assert_eq!(one::<i64>(&mut transaction, reads, &[]), before);
     transaction.commit().unwrap();
 }
+
+#[test]
+fn truncating_the_weights_makes_every_key_weigh_one() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    execute(&mut client, r#"SELECT fair_set_weights('q', '{"A": 9}')"#);
+    for key in ["A", "B"] {
+        flood(&mut client, "q", key, 100, "1 hour");
+    }
+    assert_near(
+        count(&claims(&mut client, "q", 40, 1), "A"),
+        36,
+        1,
+        "claims at weight 9",
+    );
+    execute(&mut client, "TRUNCATE harvest_fair.weight");
+    assert_near(
+        count(&claims(&mut client, "q", 40, 1), "A"),
+        20,
+        2,
+        "claims without weights",
+    );
+}
