@@ -190,3 +190,60 @@ fn the_shortest_ageing_and_the_oldest_rows_do_no_harm() {
     );
     assert_eq!(reloads, 0);
 }
+
+#[test]
+fn ageing_goes_before_the_shares_of_groups() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    configure(
+        &mut client,
+        "q",
+        r#"{"priority_aging": 100, "group_separator": "/"}"#,
+    );
+    execute(
+        &mut client,
+        "INSERT INTO harvest_fair.task (queue, fairness_key, priority, scheduled_at)
+         SELECT 'q', 'g' || i % 3 || '/k' || i % 7, 1 + i % 5, now() - (i * 100 + (i % 5) * 100 + 50) * interval '1 s'
+         FROM generate_series(1, 100) i ORDER BY random()",
+    );
+    // Each task has an effective priority of its own.
+    let expected: Vec<i64> = client
+        .query(
+            "SELECT id FROM harvest_fair.task
+             ORDER BY priority - floor(extract(epoch FROM now() - scheduled_at) / 100)",
+            &[],
+        )
+        .unwrap()
+        .iter()
+        .map(|row| row.get(0))
+        .collect();
+    let mut came: Vec<i64> = claims(&mut client, "q", 5, 1)
+        .iter()
+        .map(|task| task.id)
+        .collect();
+    came.extend(claim(&mut client, "q", "w", 100).iter().map(|task| task.id));
+    assert_eq!(came, expected);
+}
+
+#[test]
+fn age_goes_before_the_handicap_of_a_new_start() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    configure(
+        &mut client,
+        "q",
+        r#"{"priority_aging": 100, "new_start_handicap": 1000}"#,
+    );
+    execute(
+        &mut client,
+        "INSERT INTO harvest_fair.task (queue, fairness_key, new_start, scheduled_at, payload) VALUES
+            ('q', 'A', true, now() - interval '550 s', '1'),
+            ('q', 'A', false, now() - interval '150 s', '3'),
+            ('q', 'B', false, now() - interval '350 s', '2')",
+    );
+    let order: Vec<_> = claims(&mut client, "q", 3, 1)
+        .into_iter()
+        .map(|task| task.payload)
+        .collect();
+    assert_eq!(order, [1, 2, 3]);
+}

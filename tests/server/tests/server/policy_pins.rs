@@ -386,3 +386,20 @@ fn pins_outlive_a_crash() {
     assert!(claim(&mut client, "q", "other", 5).is_empty());
     assert_eq!(claim(&mut client, "q", "me", 5)[0].id, long);
 }
+
+#[test]
+fn a_task_whose_pin_has_ended_can_be_claimed_by_id_by_anyone() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    let pinned = pin(&mut client, "A", 3, "me", "100 ms");
+    assert!(claim_by_id(&mut client, pinned, "other").is_empty());
+    wait_until("the pin ends", PATIENCE, || {
+        one(
+            &mut client,
+            "SELECT coalesce(clock_timestamp() > sticky_until, true) FROM harvest_fair.task WHERE id = $1",
+            &[&pinned],
+        )
+    });
+    assert_eq!(claim_by_id(&mut client, pinned, "other").len(), 1);
+    assert!(claim(&mut client, "q", "me", 5).is_empty());
+}

@@ -1,8 +1,8 @@
 //! The preview and the pruning: what they say is what then happens, and saying it changes nothing.
 
 use harvest_fair_server_tests::{
-    Cluster, PATIENCE, claim, claim_one, complete, count, expect_error, flood, one, running,
-    wait_until,
+    Cluster, Options, PATIENCE, claim, claim_one, complete, count, expect_error, flood, one,
+    running, wait_until,
 };
 
 use crate::policy_support::{configure, flood_at, preview, preview_then_claim};
@@ -317,4 +317,114 @@ fn what_was_pruned_is_gone_from_the_snapshot_too() {
         &[],
     );
     assert_eq!(left, "busy");
+}
+
+#[test]
+fn hypothetical_weights_of_groups_foretell_what_they_would_do() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    configure(&mut client, "q", r#"{"group_separator": "/"}"#);
+    for key in ["a/1", "a/2", "b/1", "c"] {
+        flood(&mut client, "q", key, 100, "1 hour");
+    }
+    claims(&mut client, "q", 9, 1);
+    let weights = r#"{"a": 4, "a/2": 3, "nobody": 7}"#;
+    let foretold: Vec<i64> = preview(&mut client, "q", "w", 60, weights)
+        .iter()
+        .map(|line| line.id)
+        .collect();
+    assert_ne!(
+        preview(&mut client, "q", "w", 60, "")
+            .iter()
+            .map(|line| line.id)
+            .collect::<Vec<_>>(),
+        foretold
+    );
+    execute(
+        &mut client,
+        &format!("SELECT fair_set_weights('q', '{weights}')"),
+    );
+    let came: Vec<i64> = claim(&mut client, "q", "w", 60)
+        .iter()
+        .map(|task| task.id)
+        .collect();
+    assert_eq!(came, foretold);
+}
+
+#[test]
+fn an_override_that_is_hypothetically_gone_leaves_the_weight_of_the_task() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect_with("SELECT fair_set_weight('q', 'A', 1)");
+    execute(
+        &mut client,
+        "INSERT INTO harvest_fair.task (queue, fairness_key, weight)
+         SELECT 'q', k, w FROM generate_series(1, 200), (VALUES ('A', 4::float8), ('B', NULL)) v (k, w)",
+    );
+    claims(&mut client, "q", 10, 1);
+    let lines = preview(&mut client, "q", "w", 50, r#"{"A": null}"#);
+    assert_near(
+        lines.iter().filter(|line| line.key == "A").count(),
+        40,
+        1,
+        "claims foretold for A",
+    );
+}
+
+#[test]
+fn what_only_looks_works_in_a_read_only_transaction() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    flood(&mut client, "q", "A", 3, "1 hour");
+    claim_one(&mut client, "q");
+    execute(
+        &mut client,
+        "BEGIN READ ONLY; SELECT * FROM fair_state('q'); SELECT * FROM fair_queue('q'); SELECT * FROM fair_weights('q');
+         SELECT * FROM fair_lag('q'); SELECT * FROM harvest_fair.stats; SELECT fair_prune('q', '0', true); COMMIT",
+    );
+}
+
+#[test]
+fn previews_of_many_keys_hold_up_no_claim() {
+    // Of its own: it would fill the shared board.
+    let cluster = Cluster::start(Options::new().set("harvest_fair.max_keys", 25_000));
+    let db = cluster.database();
+    let mut client = db.connect();
+    execute(
+        &mut client,
+        "INSERT INTO harvest_fair.task (queue, fairness_key) SELECT 'q', 'k' || i FROM generate_series(1, 20000) i",
+    );
+    claim_one(&mut client, "q");
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let (alone, beside, looks) = std::thread::scope(|scope| {
+        let fastest_half = |client: &mut postgres::Client| {
+            let mut times: Vec<_> = (0..100)
+                .map(|_| {
+                    let start = std::time::Instant::now();
+                    claim_one(client, "q");
+                    start.elapsed()
+                })
+                .collect();
+            times.sort_unstable();
+            times[50]
+        };
+        let alone = fastest_half(&mut client);
+        let observer = scope.spawn(|| {
+            let (mut observer, mut looks) = (db.connect(), 0);
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                assert_eq!(preview(&mut observer, "q", "w", 10, "").len(), 10);
+                looks += 1;
+            }
+            looks
+        });
+        let beside = fastest_half(&mut client);
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        (alone, beside, observer.join().unwrap())
+    });
+    assert!(looks > 0);
+    // Far more than noise, far less than a look at 20,000 keys under the lock for each preview.
+    let most = alone * 10 + std::time::Duration::from_millis(20);
+    assert!(
+        beside < most,
+        "a claim took {beside:?} beside {looks} previews, {alone:?} alone"
+    );
 }

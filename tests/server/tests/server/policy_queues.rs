@@ -273,3 +273,31 @@ fn a_worker_of_several_queues_wakes_for_any_of_them() {
         });
     }
 }
+
+#[test]
+fn a_worker_of_several_queues_wakes_when_one_is_resumed() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    flood(&mut client, "b", "A", 1, "1 hour");
+    execute(&mut client, "SELECT fair_pause('b')");
+    thread::scope(|scope| {
+        let worker = scope.spawn(|| -> String {
+            one(
+                &mut db.connect(),
+                "SELECT queue FROM fair_claim(ARRAY['a', 'b'], 'w', 1, '60 s')",
+                &[],
+            )
+        });
+        wait_until("the worker waits", PATIENCE, || {
+            one(
+                &mut client,
+                "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE query LIKE '%ARRAY[''a'', ''b'']%'
+                                AND datname = current_database() AND pid <> pg_backend_pid()
+                                AND wait_event_type = 'Extension')",
+                &[],
+            )
+        });
+        execute(&mut client, "SELECT fair_resume('b')");
+        assert_eq!(worker.join().unwrap(), "b");
+    });
+}
