@@ -3,7 +3,8 @@
 use std::collections::HashSet;
 
 use harvest_fair_server_tests::{
-    ClaimedTask, Cluster, Options, Shutdown, claim, claim_one, count, enqueue, flood, pending,
+    ClaimedTask, Cluster, Options, PATIENCE, Shutdown, claim, claim_one, complete, count, enqueue,
+    flood, pending, wait_until,
 };
 use postgres::Client;
 
@@ -226,4 +227,38 @@ fn groups_outlive_a_restart() {
     let rest = drain(&mut client, "q", 100);
     let ids: HashSet<i64> = tasks.iter().chain(&rest).map(|task| task.id).collect();
     assert_eq!(ids.len(), 1190);
+}
+
+#[test]
+fn switching_groups_on_a_full_board_loses_nothing() {
+    let cluster = Cluster::start(
+        Options::new()
+            .set("harvest_fair.max_keys", 16)
+            .set("harvest_fair.sweep_interval", "200ms"),
+    );
+    let db = cluster.database();
+    let mut client = db.connect();
+    for i in 0..16 {
+        flood(&mut client, "q", &format!("g{i}/k"), 5, "1 hour");
+    }
+    let mut all = claims(&mut client, "q", 8, 1);
+    for settings in [SEPARATED, r#"{"group_separator": null}"#, SEPARATED] {
+        configure(&mut client, "q", settings);
+        all.extend(claim(&mut client, "q", "w", 8));
+    }
+    for task in &all {
+        assert!(complete(&mut client, task));
+    }
+    flood(&mut client, "q", "one more/k", 5, "1 hour");
+    // Whoever found no room has its turn once others are done.
+    wait_until("every task has been claimed", PATIENCE, || {
+        let tasks = claim(&mut client, "q", "w", 50);
+        for task in &tasks {
+            assert!(complete(&mut client, task));
+        }
+        all.extend(tasks);
+        pending(&mut client, "q") == 0
+    });
+    assert_all_different(&all);
+    assert_eq!(all.len(), 85);
 }
