@@ -171,6 +171,11 @@ pub fn reaping(queue: QueueRef) {
     EFFECTS.with_borrow_mut(|e| e.reaping.push((sub, queue)));
 }
 
+/// Takes the last [`reaping`] back: there was nothing to put back.
+pub fn reaped_nothing() {
+    EFFECTS.with_borrow_mut(|e| e.reaping.pop());
+}
+
 /// Marks that this session stands in a waiting line (or that it no longer does).
 pub fn waiting(line: Option<Line>) {
     EFFECTS.with_borrow_mut(|e| e.waiting = line);

@@ -145,6 +145,8 @@ enum Outcome<H> {
         next: Next,
     },
     Close,
+    /// All that could be claimed of the lane is held by others.
+    OnlyHeld,
     Retract,
 }
 
@@ -278,6 +280,11 @@ impl<H: Clone> Call<H> {
                     .iter()
                     .take(first.unwrap_or(usize::MAX))
                     .any(|(row, _)| held.contains(&row.pos));
+                // Behind a held row, one that is not due yet is as good as none: the lane stays awake for the held one.
+                let first = first.filter(|&at| {
+                    let due = |(row, _): &(Row, H)| row.pos.is_due(self.now);
+                    clean || fetched.rows.get(at).is_some_and(due)
+                });
                 break (first, clean);
             }
             // At least two, so that the row after the claimed one becomes known with it.
@@ -294,7 +301,7 @@ impl<H: Clone> Call<H> {
             return Ok(if clean {
                 Outcome::Close
             } else {
-                Outcome::Retract
+                Outcome::OnlyHeld
             });
         };
         if !pick.exact || row.pos != pick.expect {
@@ -375,16 +382,11 @@ impl<H: Clone> Call<H> {
             Outcome::Found { actual, clean } => sched.found(pick, clean, actual, self.now),
             Outcome::Hold { row, next } => sched.hold(pick, row, next, self.now),
             Outcome::Close => sched.close(pick, self.now),
-            Outcome::Retract => {
+            Outcome::OnlyHeld => {
                 sched.retract(pick, self.now);
-                let only_held = self
-                    .fetched
-                    .get(at)
-                    .is_some_and(|fetched| fetched.end && !fetched.rows.is_empty());
-                if only_held {
-                    self.excluded.push(pick.lane());
-                }
+                self.excluded.push(pick.lane());
             }
+            Outcome::Retract => sched.retract(pick, self.now),
         }
         rows.settled(settled);
     }

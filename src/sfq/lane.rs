@@ -214,6 +214,14 @@ impl Lane {
         self.set(HELD, true);
     }
 
+    /// A lane with a held row must not sleep until the row after it comes due: the held one may come free before, and
+    /// nothing will tell.
+    pub fn stay_awake_for_held(&mut self, now: i64) {
+        if self.is_open() && self.is_held() && !self.head.is_due(now) {
+            self.head_is_not_before(self.cursor);
+        }
+    }
+
     /// The row that was taken is locked by the claimer; `clean` if the claimer met no held row before it.
     pub fn confirm(&mut self, taken: &Taken, clean: bool, next: Next) {
         if !clean {
@@ -250,6 +258,9 @@ impl Lane {
     pub fn found(&mut self, taken: &Taken, clean: bool, actual: Row) {
         if !clean {
             self.keep_held(taken.cursor());
+        } else if self.is_open() && self.supports(taken) {
+            // Nothing stands before it: the row that was held is gone.
+            self.set(HELD, false);
         }
         if taken.exact() && actual.pos < taken.expect() {
             // The pick itself moved the cursor past this row, so it is brought back whatever happened since.

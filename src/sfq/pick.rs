@@ -491,6 +491,7 @@ impl Sched<'_> {
         let slot = self.live(pick.epoch, pick.entry);
         if let Some(lane) = self.lane_mut(slot, pick.band) {
             update(lane, &pick.taken);
+            lane.stay_awake_for_held(now);
             self.refresh(slot, now);
         }
     }

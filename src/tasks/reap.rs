@@ -82,6 +82,10 @@ pub fn reap(table: &TaskTable, queue: QueueId, name: &QueueRef, now: i64) -> boo
             board::with(|sched| sched.note_unpin_due(queue, at));
         }
     }
+    if !reaped {
+        // Nothing was taken over: an abort needs no second look.
+        effects::reaped_nothing();
+    }
     reaped
 }
 

@@ -71,7 +71,11 @@ impl TaskTable {
         let catalog = Catalog::get()?;
         // SAFETY: the relation was just looked up; the lock is kept to the end of the transaction, as for any writer.
         unsafe {
-            let table = pg_sys::table_open(catalog.task, pg_sys::RowExclusiveLock as i32);
+            let table = pg_sys::try_table_open(catalog.task, pg_sys::RowExclusiveLock as i32);
+            if table.is_null() {
+                // Dropped while this session waited for the lock.
+                return Err(Error::NotInstalled);
+            }
             // The lock has let in word of what was done to the table before: its indexes may be others.
             let catalog = Catalog::get()?;
             let slot = pg_sys::table_slot_create(table, std::ptr::null_mut());
