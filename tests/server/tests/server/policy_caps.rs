@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use harvest_fair_server_tests::{
     Cluster, Options, PATIENCE, Shutdown, claim, claim_one, claim_waiting, complete, count,
-    enqueue, flood, one, pid_of, running, wait_until,
+    enqueue, flood, one, pid_of, running, try_claim, wait_until,
 };
 use rand::Rng;
 
@@ -402,4 +402,95 @@ fn an_expired_lease_gives_its_place_back() {
     assert!(claim(&mut client, "q", "w", 1).is_empty());
     assert_eq!(claim_waiting(&mut client, "q", "w", 5, "20 s").len(), 1);
     assert_eq!(running(&mut client, "q"), 1);
+}
+
+/// Workers that come back after each crash, one backend shot dead every other second, leases that run out: an observer
+/// never sees more than the cap.
+#[test]
+fn a_cap_is_never_exceeded_while_backends_are_shot() {
+    const CAP: i64 = 3;
+    let cluster = Cluster::start(Options::new());
+    let db = cluster.database();
+    let mut client = db.connect();
+    configure(
+        &mut client,
+        "q",
+        &format!(r#"{{"key_max_running": {CAP}, "lease": 0.5}}"#),
+    );
+    for key in ["A", "B", "C"] {
+        flood(&mut client, "q", key, 3000, "1 hour");
+    }
+    drop(client);
+    let (stop, settled) = (AtomicBool::new(false), AtomicI64::new(0));
+    let mut highest = 0;
+    thread::scope(|scope| {
+        for worker in 0..5 {
+            let (db, stop, settled, cluster) = (&db, &stop, &settled, &cluster);
+            scope.spawn(move || {
+                let mut rng = rand::rng();
+                let name = format!("w{worker}");
+                // Until the connection breaks; then with a new one.
+                let mut session = || -> Result<(), postgres::Error> {
+                    let mut client = cluster.try_connect(db.name())?;
+                    while !stop.load(Ordering::Relaxed) {
+                        let mut transaction = client.transaction()?;
+                        let tasks =
+                            try_claim(&mut transaction, "q", &name, rng.random_range(1..4))?;
+                        thread::sleep(Duration::from_millis(rng.random_range(0..5)));
+                        transaction.commit()?;
+                        for task in &tasks {
+                            if rng.random_bool(0.8) {
+                                client.execute(
+                                    "SELECT fair_complete($1::bigint, $2::bigint)",
+                                    &[&task.id, &task.lease],
+                                )?;
+                                settled.fetch_add(1, Ordering::Relaxed);
+                            }
+                        }
+                    }
+                    Ok(())
+                };
+                while !stop.load(Ordering::Relaxed) {
+                    if session().is_err() {
+                        thread::sleep(Duration::from_millis(20));
+                    }
+                }
+            });
+        }
+        for _ in 0..3 {
+            let mut observer = db.connect();
+            let deadline = Instant::now() + Duration::from_secs(2);
+            while Instant::now() < deadline {
+                let now: i64 = one(
+                    &mut observer,
+                    "SELECT coalesce(max(n), 0) FROM (SELECT count(*) n FROM harvest_fair.task
+                     WHERE queue = 'q' AND state = 'running' GROUP BY fairness_key) c",
+                    &[],
+                );
+                highest = highest.max(now);
+            }
+            let victim: Option<i32> = one(
+                &mut observer,
+                "SELECT max(pid) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
+                 AND datname = current_database()",
+                &[],
+            );
+            if let Some(victim) = victim {
+                cluster.kill_9(victim);
+                cluster.wait_for_recovery(observer);
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(highest, CAP);
+    assert!(settled.into_inner() > 50);
+    let mut client = db.connect();
+    // Leases still run out meanwhile.
+    wait_until("board and table agree", PATIENCE, || {
+        let board: i64 = ["A", "B", "C"]
+            .map(|key| state(&mut client, "q", key).running)
+            .iter()
+            .sum();
+        board == running(&mut client, "q")
+    });
 }
