@@ -4,12 +4,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use harvest_fair_server_tests::{
-    Cluster, Options, PATIENCE, Shutdown, claim, claim_one, claim_waiting, count, enqueue,
-    expect_error, flood, keys_of, one, wait_until,
+    Cluster, Options, PATIENCE, Shutdown, claim, claim_one, claim_waiting, complete, count,
+    enqueue, expect_error, flood, keys_of, one, wait_until,
 };
 use postgres::{Client, GenericClient};
 
-use crate::policy_support::{claim_by_id, configure, flood_at, preview};
+use crate::policy_support::{claim_by_id, configure, flood_at, preview, release};
 use crate::support::{claims, execute, stat, state, task_field};
 
 /// Enqueues a task of `key` that waits for `worker`, for good where `length` is "".
@@ -402,4 +402,42 @@ fn a_task_whose_pin_has_ended_can_be_claimed_by_id_by_anyone() {
     });
     assert_eq!(claim_by_id(&mut client, pinned, "other").len(), 1);
     assert!(claim(&mut client, "q", "me", 5).is_empty());
+}
+
+#[test]
+fn a_pinned_task_that_is_given_back_still_waits_for_its_worker() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    let pinned = pin(&mut client, "A", 3, "me", "1 hour");
+    let task = claim(&mut client, "q", "me", 1).remove(0);
+    assert!(release(&mut client, &task));
+    assert!(claim(&mut client, "q", "other", 1).is_empty());
+    let mut transaction = client.transaction().unwrap();
+    assert_eq!(claim(&mut transaction, "q", "me", 1)[0].id, pinned);
+    transaction.rollback().unwrap();
+    assert!(claim(&mut client, "q", "other", 1).is_empty());
+    assert_eq!(claim(&mut client, "q", "me", 1)[0].id, pinned);
+}
+
+#[test]
+fn pinned_tasks_come_by_priority_then_lag_then_due_time() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    // The key that is deep in debt has the older task.
+    for _ in 0..3 {
+        enqueue(&mut client, "q", Some("indebted"));
+    }
+    enqueue(&mut client, "q", Some("level"));
+    flood(&mut client, "q", "level", 5, "-1 hour");
+    for task in claim(&mut client, "q", "other", 4) {
+        assert!(complete(&mut client, &task));
+    }
+    let low = pin(&mut client, "level", 4, "me", "1 hour");
+    let of_indebted = pin(&mut client, "indebted", 3, "me", "1 hour");
+    let of_level = pin(&mut client, "level", 3, "me", "1 hour");
+    let of_new = pin(&mut client, "new", 2, "me", "1 hour");
+    let ids: Vec<i64> = (0..4)
+        .map(|_| claim(&mut client, "q", "me", 1)[0].id)
+        .collect();
+    assert_eq!(ids, [of_new, of_level, of_indebted, low]);
 }

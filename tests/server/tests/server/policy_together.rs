@@ -559,3 +559,44 @@ fn a_limit_on_an_idle_queue_grants_no_more_than_one_second_later() {
     assert!((5..=6).contains(&again), "{again} at once");
     assert!(state(&mut client, "q", "A").lag >= 0.0);
 }
+
+#[test]
+fn a_heartbeat_extends_by_the_queue_s_own_lease() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect_with("SET harvest_fair.default_lease = '500s'");
+    configure(&mut client, "q", r#"{"lease": 40}"#);
+    flood(&mut client, "q", "A", 1, "1 hour");
+    let task = claim_one(&mut client, "q");
+    let left: f64 = one(
+        &mut client,
+        "SELECT extract(epoch FROM fair_extend($1, $2) - clock_timestamp())::float8",
+        &[&task.id, &task.lease],
+    );
+    assert!((35.0..=40.0).contains(&left), "{left} s");
+}
+
+#[test]
+fn a_pinned_task_of_a_capped_key_holds_no_other_pinned_task_up() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    configure(&mut client, "q", r#"{"key_max_running": 1}"#);
+    enqueue(&mut client, "q", Some("A"));
+    claim_one(&mut client, "q");
+    let pin = |client: &mut Client, key: &str| -> i64 {
+        one(
+            client,
+            "SELECT fair_enqueue('q', fairness_key => $1, sticky_worker => 'me', sticky_for => '1 hour')",
+            &[&key],
+        )
+    };
+    for _ in 0..5 {
+        pin(&mut client, "A");
+    }
+    let of_b = pin(&mut client, "B");
+    let ordinary = enqueue(&mut client, "q", Some("C"));
+    let ids: Vec<i64> = (0..2)
+        .flat_map(|_| claim(&mut client, "q", "me", 1))
+        .map(|task| task.id)
+        .collect();
+    assert_eq!(ids, [of_b, ordinary]);
+}
