@@ -69,7 +69,7 @@ static mut PREVIOUS_STARTUP_HOOK: pg_sys::shmem_startup_hook_type = None;
 #[repr(C)]
 pub struct Extras {
     /// Length of a lease (µs); 0: the session's default.
-    pub lease: AtomicI64,
+    lease: AtomicI64,
     /// Bits of the weight with which the queue is drawn; all zeros stand for 1.
     draw: AtomicU64,
 }
@@ -87,6 +87,14 @@ impl Extras {
             }
         });
         self.draw.store(bits, Ordering::Relaxed);
+    }
+
+    /// Length of a lease (µs): the queue's own, else the session's default.
+    pub fn lease(&self) -> i64 {
+        match self.lease.load(Ordering::Relaxed) {
+            0 => config::default_lease(),
+            lease => lease,
+        }
     }
 
     /// The weight with which the queue is drawn.

@@ -9,7 +9,7 @@ use crate::errors::Error;
 use crate::names::{FairnessKey, Weight};
 use crate::policy::weights::{check_key, check_weight, parse_weights};
 use crate::sfq::{self, Charge, Claimed, Lane, Locked, Order, Pick, QueueId, Row, RowPos, Sched};
-use crate::tasks::aside::pinned_in_turn;
+use crate::tasks::aside::{next_pinned, pinned_rows};
 use crate::tasks::catalog::Catalog;
 use crate::tasks::check_worker;
 use crate::tasks::claim::{SharedBoard, TableRows, check_transaction};
@@ -119,20 +119,22 @@ fn preview(
         scope: table.catalog.scope(),
         name: name.to_owned(),
     };
-    let pinned = pinned_in_turn(table, queue, &name, worker, max_tasks, now);
+    let pinned = pinned_rows(table, queue, &name, worker, now);
     let mut shown = Vec::new();
     let mut claimed: Vec<Claimed<Tid>> = Vec::new();
     let mut aside = |sched: &mut Sched, queue: QueueId| {
         shown.clear();
-        for PinnedRow {
-            row, priority, key, ..
-        } in &pinned
-        {
-            if shown.len() == max_tasks {
-                break;
-            }
-            let Ok((charged, _)) = sched.take_aside(queue, *priority, &stored_key(key), *row, now)
+        let mut pinned = pinned.clone();
+        while shown.len() < max_tasks {
+            let Some(PinnedRow {
+                row, priority, key, ..
+            }) = next_pinned(sched, queue, &mut pinned)
             else {
+                break;
+            };
+            let Ok((charged, _)) = sched.take_aside(queue, priority, &stored_key(&key), row, now)
+            else {
+                pinned.retain(|other| other.key != key);
                 continue;
             };
             let priority = i16::from(priority.get());
@@ -141,7 +143,7 @@ fn preview(
             shown.push((
                 position,
                 row.pos.id,
-                key.clone(),
+                key,
                 priority,
                 pass,
                 lag,

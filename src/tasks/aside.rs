@@ -1,8 +1,6 @@
 //! Claims aside from the fair order: pinned tasks, and tasks asked for by their ids. Their keys are charged, but they never
 //! move the clock (rule 3).
 
-use std::collections::HashMap;
-
 use pgrx::pg_sys;
 
 use super::catalog::column;
@@ -13,33 +11,37 @@ use crate::board::{self, QueueRef, effects, now, stored_key, stored_priority};
 use crate::config;
 use crate::errors::Error;
 use crate::names::Priority;
-use crate::sfq::{Claimed, Order, QueueId, Refused, Row, Ticks};
+use crate::sfq::{Claimed, Order, QueueId, Refused, Row, Sched};
 
-/// The pinned tasks of a worker in the order of their turns: priority, lag of their key, due time.
-pub fn pinned_in_turn(
+/// Pinned tasks of one worker that are looked at in one claim.
+const PINNED: usize = 1_000;
+
+/// The pinned tasks of a worker that are due, in no particular order.
+pub fn pinned_rows(
     table: &TaskTable,
     queue: QueueId,
     name: &QueueRef,
     worker: &str,
-    want: usize,
     now: i64,
 ) -> Vec<PinnedRow> {
+    // Whether there are any is known without a look at the table.
     if board::with(|sched| sched.unpin_due(queue)) == i64::MAX {
         return Vec::new();
     }
-    let mut rows = table.pinned(&name.name, worker, now, want);
-    let passes: HashMap<i64, Ticks> = board::with(|sched| {
-        let pass = |row: &PinnedRow| sched.pass_of(queue, row.priority, &stored_key(&row.key));
-        rows.iter().map(|row| (row.row.pos.id, pass(row))).collect()
-    });
-    rows.sort_by_key(|row| {
+    table.pinned(&name.name, worker, now, PINNED)
+}
+
+/// Takes out the pinned row whose turn it is: by priority, lag of its key, due time.
+pub fn next_pinned(sched: &Sched, queue: QueueId, rows: &mut Vec<PinnedRow>) -> Option<PinnedRow> {
+    let turn = |row: &PinnedRow| {
         (
             row.priority,
-            passes.get(&row.row.pos.id).copied(),
+            sched.pass_of(queue, row.priority, &stored_key(&row.key)),
             row.row.pos,
         )
-    });
-    rows
+    };
+    let first = (0..rows.len()).min_by_key(|i| turn(&rows[*i]))?;
+    Some(rows.swap_remove(first))
 }
 
 /// Pinned tasks of this worker go first. They are charged, but they never move the clock (rule 3).
@@ -52,22 +54,19 @@ pub fn claim_pinned(
     now: i64,
     claimed: &mut Vec<Claimed<Tid>>,
 ) {
-    for PinnedRow {
-        tid,
-        row,
-        priority,
-        key,
-    } in pinned_in_turn(table, queue, name, worker, want, now)
-    {
-        if claimed.len() == want {
+    let mut rows = pinned_rows(table, queue, name, worker, now);
+    while claimed.len() < want {
+        // Anew after each charge: the key that was served stands further back.
+        let Some(row) = board::with(|sched| next_pinned(sched, queue, &mut rows)) else {
             break;
-        }
-        let TupleLock::Locked(tid) = table.lock_or_skip(tid) else {
+        };
+        let TupleLock::Locked(tid) = table.lock_or_skip(row.tid) else {
             continue;
         };
-        // No room for the key on the board, or it is gated: the task stays pinned until that is over.
-        if let Ok(taken) = take_aside(queue, priority, &key, 0, row, tid, now) {
-            claimed.push(taken);
+        match take_aside(queue, row.priority, &row.key, 0, row.row, tid, now) {
+            Ok(taken) => claimed.push(taken),
+            // No room for the key on the board, or it is gated: its tasks stay pinned until that is over.
+            Err(_) => rows.retain(|other| other.key != row.key),
         }
     }
 }

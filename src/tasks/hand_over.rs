@@ -1,7 +1,6 @@
 //! Handing over: rows that a claim has locked and charged become a worker's, in one UPDATE.
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering::Relaxed;
 
 use pgrx::IntoDatum;
 use pgrx::pg_sys;
@@ -11,7 +10,6 @@ use super::statements as sql;
 use super::table::Tid;
 use super::{admit, timestamp};
 use crate::board::{OnCommit, QueueRef, effects, shmem};
-use crate::config;
 use crate::sfq::{Claimed, Order, QueueId};
 use crate::spi;
 
@@ -33,11 +31,7 @@ pub struct HandOver<'a> {
 impl HandOver<'_> {
     /// Hands the rows over, in one UPDATE for all that cost the same, and gives them out in pick order.
     pub fn over(&self, claimed: &[Claimed<Tid>], emit: &mut impl FnMut(&mut ResultRow)) {
-        let lease = match shmem::extras(self.queue).lease.load(Relaxed) {
-            0 => config::default_lease(),
-            lease => lease,
-        };
-        let lease_until = self.now.saturating_add(lease);
+        let lease_until = self.now.saturating_add(shmem::extras(self.queue).lease());
         effects::on_commit(OnCommit::LeaseDue {
             queue: self.name.clone(),
             at: lease_until,

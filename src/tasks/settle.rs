@@ -10,7 +10,7 @@ use super::reap::{text, tid, tids};
 use super::statements as sql;
 use super::table::{TaskTable, Tid, TupleLock};
 use super::{claim::check_transaction, timestamp};
-use crate::board::{self, OnCommit, QueueRef, effects, now, stored_priority};
+use crate::board::{self, OnCommit, QueueRef, effects, now, shmem, stored_priority};
 use crate::config;
 use crate::errors::Error;
 use crate::names::{Cost, Priority};
@@ -69,6 +69,12 @@ impl Task {
             attempt: table.get(column::ATTEMPT).unwrap_or(0),
             max_attempts: table.get(column::MAX_ATTEMPTS).unwrap_or(1),
         })
+    }
+
+    /// How long a lease of its queue is.
+    fn lease(&self) -> i64 {
+        board::with(|sched| board::find_queue(sched, &self.queue))
+            .map_or_else(config::default_lease, |queue| shmem::extras(queue).lease())
     }
 
     /// Corrects the charge at commit (rule 6): by the reported cost, or where the queue charges by seconds, by the time
@@ -235,7 +241,7 @@ pub fn extend(id: i64, lease: i64, lease_for: Option<i64>) -> Result<Option<i64>
     let Some(task) = Task::held(&table, id, lease) else {
         return Ok(None);
     };
-    let until = now().saturating_add(lease_for.unwrap_or_else(config::default_lease));
+    let until = now().saturating_add(lease_for.unwrap_or_else(|| task.lease()));
     update(&sql::EXTEND, &[tid(&task.tid), Some(timestamp(until))]);
     Ok(Some(until))
 }

@@ -35,7 +35,7 @@ macro_rules! claim_sql {
         concat!(
             "UPDATE harvest_fair.task SET state = 'running', worker = $2, attempt = attempt OPERATOR(pg_catalog.+) 1, \
              lease = coalesce(lease, 0) OPERATOR(pg_catalog.+) 1, lease_until = $3, started_at = $4, \
-             finished_at = NULL, charged = $5, new_start = false, sticky_worker = NULL, sticky_until = NULL WHERE ctid ",
+             finished_at = NULL, charged = $5, new_start = false WHERE ctid ",
             $condition,
             " RETURNING id, queue, fairness_key, priority, payload, attempt, lease, lease_until, scheduled_at, parent_id"
         )

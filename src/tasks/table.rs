@@ -27,6 +27,7 @@ pub struct LaneKey<'a> {
 }
 
 /// A row that waits for one worker.
+#[derive(Clone)]
 pub struct PinnedRow {
     pub tid: Tid,
     pub row: Row,
