@@ -441,3 +441,48 @@ fn pinned_tasks_come_by_priority_then_lag_then_due_time() {
         .collect();
     assert_eq!(ids, [of_new, of_level, of_indebted, low]);
 }
+
+#[test]
+fn a_pinned_task_whose_worker_dies_goes_to_others_once_its_pin_has_ended() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    configure(&mut client, "q", r#"{"lease": 0.2}"#);
+    execute(
+        &mut client,
+        "CREATE TABLE pin AS SELECT clock_timestamp() + interval '1500 ms' AS until",
+    );
+    let id = pin(&mut client, "A", 3, "me", "1500 ms");
+    assert_eq!(claim(&mut client, "q", "me", 1)[0].id, id);
+    // The lease runs out long before the pin does.
+    assert_eq!(
+        claim_waiting(&mut client, "q", "other", 1, "20 s")[0].id,
+        id
+    );
+    let late: f64 = one(
+        &mut client,
+        "SELECT extract(epoch FROM started_at - until)::float8 FROM harvest_fair.task, pin",
+        &[],
+    );
+    assert!((0.0..4.0).contains(&late), "{late} s after the pin's end");
+}
+
+#[test]
+fn a_retried_task_still_waits_for_its_worker() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    let id = pin(&mut client, "A", 3, "me", "1 hour");
+    let task = claim(&mut client, "q", "me", 1).remove(0);
+    execute(
+        &mut client,
+        &format!(
+            "SELECT fair_fail({}, {}, 'x', '100 ms')",
+            task.id, task.lease
+        ),
+    );
+    assert_eq!(claim_waiting(&mut client, "q", "me", 1, "20 s")[0].id, id);
+    execute(
+        &mut client,
+        "SELECT fair_release(id, lease) FROM harvest_fair.task",
+    );
+    assert!(claim(&mut client, "q", "other", 1).is_empty());
+}
