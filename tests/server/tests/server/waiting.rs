@@ -381,6 +381,7 @@ fn a_worker_sleeps_though_the_lease_of_a_completed_task_has_run_out() {
         one(
             client,
             "SELECT empty_claims FROM harvest_fair.stats WHERE queue = 'q'",
+            &[],
         )
     };
     let before = empty(&mut client);
