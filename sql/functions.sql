@@ -24,6 +24,11 @@ RETURNS SETOF harvest_fair.claimed_task LANGUAGE c VOLATILE PARALLEL UNSAFE SECU
 COMMENT ON FUNCTION fair_claim(text[], text, integer, interval) IS
     'Claims from several queues, one at a time in an order drawn anew for each call';
 
+CREATE FUNCTION fair_claim_by_id(id bigint, worker text)
+RETURNS SETOF harvest_fair.claimed_task LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair_claim_by_id';
+COMMENT ON FUNCTION fair_claim_by_id(bigint, text) IS
+    'Claims one task by its id, if it is claimable now: no order, but its key is charged';
+
 -- Settle -----------------------------------------------------------------------------------------
 
 CREATE FUNCTION fair_complete(id bigint, lease bigint, cost float8 DEFAULT NULL)
@@ -83,13 +88,47 @@ RETURNS SETOF harvest_fair.weight LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY D
 COMMENT ON FUNCTION fair_set_weight(text, text, float8, text) IS
     'Sets the weight of a key in a queue, 0.001 to 1000; in force at the next claim, for its whole backlog';
 
+CREATE FUNCTION fair_set_weights(queue text, weights jsonb, reason text DEFAULT NULL)
+RETURNS SETOF harvest_fair.weight LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair_set_weights_wrapper';
+COMMENT ON FUNCTION fair_set_weights(text, jsonb, text) IS
+    'Sets the weights of several keys, all or none: {"key": weight}; null clears one. Returns the rows that were set or cleared';
+
 CREATE FUNCTION fair_clear_weight(queue text, fairness_key text, reason text DEFAULT NULL)
 RETURNS SETOF harvest_fair.weight LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair_clear_weight_wrapper';
 COMMENT ON FUNCTION fair_clear_weight(text, text, text) IS 'Removes the override of a key and returns it, if there was one';
 
+CREATE FUNCTION fair_clear_weights(queue text, reason text DEFAULT NULL)
+RETURNS SETOF harvest_fair.weight LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair_clear_weights_wrapper';
+COMMENT ON FUNCTION fair_clear_weights(text, text) IS 'Removes all overrides of a queue and returns them';
+
 CREATE FUNCTION fair_weights(queue text)
 RETURNS SETOF harvest_fair.weight LANGUAGE c STABLE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair_weights_wrapper';
 COMMENT ON FUNCTION fair_weights(text) IS 'The weight overrides of a queue, by key';
+
+CREATE FUNCTION fair_configure(queue text, settings jsonb, reason text DEFAULT NULL)
+RETURNS TABLE (setting text, value jsonb, source text)
+LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair_configure_wrapper';
+COMMENT ON FUNCTION fair_configure(text, jsonb, text) IS
+    'Changes settings of a queue, in force at the next claim; null resets one. Returns the effective settings';
+
+CREATE FUNCTION fair_queue(queue text)
+RETURNS TABLE (setting text, value jsonb, source text)
+LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair_queue_wrapper';
+COMMENT ON FUNCTION fair_queue(text) IS
+    'The effective settings of a queue and where each comes from: set, guc or default; durations in seconds';
+
+CREATE FUNCTION fair_pause(queue text, reason text DEFAULT NULL)
+RETURNS boolean LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair_pause_wrapper';
+COMMENT ON FUNCTION fair_pause(text, text) IS 'Stops claims from a queue; running tasks go on. False if it was paused already';
+
+CREATE FUNCTION fair_resume(queue text, reason text DEFAULT NULL)
+RETURNS boolean LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair_resume_wrapper';
+COMMENT ON FUNCTION fair_resume(text, text) IS 'Lets claims from a paused queue go on. False if it was not paused';
+
+CREATE FUNCTION fair_prune(queue text DEFAULT NULL, idle_for interval DEFAULT NULL, preview boolean DEFAULT false)
+RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair_prune_wrapper';
+COMMENT ON FUNCTION fair_prune(text, interval, boolean) IS
+    'Forgets keys that have been idle so long (default: harvest_fair.prune_after), and their debt; returns how many, each counted once a tier';
 
 -- Observe ----------------------------------------------------------------------------------------
 
@@ -100,9 +139,15 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair
 COMMENT ON FUNCTION fair_state(text) IS
     'Each key on the board, per queue and tier; pass, last_start, clock and lag in units; waiting_for says why a key is not eligible';
 
+CREATE FUNCTION fair_preview(queue text, worker text, max_tasks integer, weights jsonb DEFAULT NULL)
+RETURNS TABLE ("position" integer, id bigint, fairness_key text, priority smallint, pass float8, lag float8, reason text)
+LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair_preview_wrapper';
+COMMENT ON FUNCTION fair_preview(text, text, integer, jsonb) IS
+    'What the next claims of a worker would be and why, claiming nothing; under hypothetical weights if given, null unsets one';
+
 CREATE FUNCTION harvest_fair.board_stats()
 RETURNS TABLE (queue text, claims bigint, refunds bigint, empty_claims bigint, missed_wakeups bigint, full_rejections bigint,
-    evictions bigint, keys bigint, load_ms float8, waiting bigint, bytes_per_key bigint, max_keys bigint, free_keys bigint, reloads bigint)
+    evictions bigint, keys bigint, load_ms float8, waiting bigint, bytes_per_key bigint, max_keys bigint, free_keys bigint, reloads bigint, audit_overflow bigint)
 LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'board_stats_wrapper';
 COMMENT ON FUNCTION harvest_fair.board_stats() IS 'The rows of the view harvest_fair.stats';
 
@@ -121,6 +166,7 @@ DECLARE
         ['producer', '@extschema@.fair_enqueue(text, jsonb, text, integer, float8, timestamptz, bigint, text, text, interval, boolean, integer)'],
         ['worker', '@extschema@.fair_claim(text, text, integer, interval)'],
         ['worker', '@extschema@.fair_claim(text[], text, integer, interval)'],
+        ['worker', '@extschema@.fair_claim_by_id(bigint, text)'],
         ['worker', '@extschema@.fair_complete(bigint, bigint, float8)'],
         ['worker', '@extschema@.fair_complete(bigint[], bigint[], float8[])'],
         ['worker', '@extschema@.fair_fail(bigint, bigint, text, interval)'],
@@ -133,9 +179,17 @@ DECLARE
         ['admin', '@extschema@.fair_retry(bigint)'],
         ['admin', '@extschema@.fair_lag(text, integer)'],
         ['admin', '@extschema@.fair_set_weight(text, text, float8, text)'],
+        ['admin', '@extschema@.fair_set_weights(text, jsonb, text)'],
         ['admin', '@extschema@.fair_clear_weight(text, text, text)'],
+        ['admin', '@extschema@.fair_clear_weights(text, text)'],
+        ['admin', '@extschema@.fair_configure(text, jsonb, text)'],
+        ['admin', '@extschema@.fair_queue(text)'],
+        ['admin', '@extschema@.fair_pause(text, text)'],
+        ['admin', '@extschema@.fair_resume(text, text)'],
+        ['admin', '@extschema@.fair_prune(text, interval, boolean)'],
         ['admin', '@extschema@.fair_weights(text)'],
         ['admin', '@extschema@.fair_state(text)'],
+        ['admin', '@extschema@.fair_preview(text, text, integer, jsonb)'],
         ['admin', 'harvest_fair.board_stats()']
     ];
     i integer;

@@ -95,8 +95,8 @@ CREATE INDEX task_pinned ON harvest_fair.task (queue, sticky_worker, priority, s
 -- Leases in the order they run out.
 CREATE INDEX task_lease ON harvest_fair.task (queue, lease_until)
     WHERE state OPERATOR(pg_catalog.=) 'running';
--- Finished tasks in the order retention deletes them.
-CREATE INDEX task_finished ON harvest_fair.task (finished_at)
+-- Finished tasks in the order in which retention deletes them.
+CREATE INDEX task_finished ON harvest_fair.task (queue, finished_at)
     WHERE state OPERATOR(pg_catalog.=) ANY (ARRAY['completed', 'failed', 'cancelled']::harvest_fair.task_state[]);
 
 CREATE TABLE harvest_fair.weight (
@@ -161,6 +161,10 @@ CREATE FUNCTION harvest_fair.admit_weight() RETURNS trigger
     LANGUAGE c SECURITY DEFINER AS 'MODULE_PATHNAME', 'admit_weight';
 COMMENT ON FUNCTION harvest_fair.admit_weight() IS 'Validates a weight override and puts it on the board at commit';
 
+CREATE FUNCTION harvest_fair.admit_queue() RETURNS trigger
+    LANGUAGE c SECURITY DEFINER AS 'MODULE_PATHNAME', 'admit_queue';
+COMMENT ON FUNCTION harvest_fair.admit_queue() IS 'Validates the settings of a queue and puts them on the board at commit';
+
 CREATE TRIGGER admit BEFORE INSERT OR UPDATE ON harvest_fair.task
     FOR EACH ROW EXECUTE FUNCTION harvest_fair.admit();
 -- A running row that is deleted by hand gives its place under the cap back; deleting others concerns nobody.
@@ -175,3 +179,10 @@ CREATE TRIGGER admitted AFTER INSERT OR UPDATE OR DELETE ON harvest_fair.weight
     FOR EACH ROW EXECUTE FUNCTION harvest_fair.admit_weight();
 CREATE TRIGGER admit_all AFTER TRUNCATE ON harvest_fair.weight
     FOR EACH STATEMENT EXECUTE FUNCTION harvest_fair.admit_weight();
+
+CREATE TRIGGER admit BEFORE INSERT OR UPDATE ON harvest_fair.queue
+    FOR EACH ROW EXECUTE FUNCTION harvest_fair.admit_queue();
+CREATE TRIGGER admitted AFTER INSERT OR UPDATE OR DELETE ON harvest_fair.queue
+    FOR EACH ROW EXECUTE FUNCTION harvest_fair.admit_queue();
+CREATE TRIGGER admit_all AFTER TRUNCATE ON harvest_fair.queue
+    FOR EACH STATEMENT EXECUTE FUNCTION harvest_fair.admit_queue();

@@ -50,6 +50,18 @@ pub enum Error {
     TooManyWeights { queue: String, max: usize },
     /// An override for the default key, whose weight is always 1.
     DefaultKeyWeight,
+    /// A setting that no queue has.
+    UnknownSetting { field: String, known: String },
+    /// A setting whose value has the wrong type or range.
+    Setting {
+        field: String,
+        value: String,
+        expected: &'static str,
+    },
+    /// A jsonb argument that is not an object.
+    NotAnObject { what: &'static str, value: String },
+    /// A weight in a jsonb object that is not a number.
+    WeightType { key: String, value: String },
     /// No room for another queue on the board.
     TooManyQueues { queue: String, max: u32 },
     /// No room for another key on the board.
@@ -96,6 +108,10 @@ impl Error {
             | Error::MaxAttempts { .. }
             | Error::Duration { .. }
             | Error::StickyFor
+            | Error::UnknownSetting { .. }
+            | Error::Setting { .. }
+            | Error::NotAnObject { .. }
+            | Error::WeightType { .. }
             | Error::DefaultKeyWeight => ERRCODE_INVALID_PARAMETER_VALUE,
         }
     }
@@ -148,6 +164,17 @@ impl Error {
             Error::TooManyWeights { queue, max } => {
                 format!("queue {} already has {max} weight overrides", quoted(queue))
             }
+            Error::UnknownSetting { field, .. } => format!("unknown setting: {}", quoted(field)),
+            Error::Setting { field, value, .. } => {
+                format!("invalid value for setting {}: {value}", quoted(field))
+            }
+            Error::NotAnObject { what, value } => {
+                format!("{what} must be a jsonb object, not {value}")
+            }
+            Error::WeightType { key, value } => format!(
+                "weight of key {} must be a number or null, not {value}",
+                quoted(key)
+            ),
             Error::StickyFor => "sticky_for needs a sticky_worker".into(),
             Error::DefaultKeyWeight => "the default key cannot have a weight override".into(),
             Error::TooManyQueues { queue, max } => {
@@ -188,6 +215,10 @@ impl Error {
             Error::TooManyWeights { max, .. } => {
                 format!("A queue can have {max} overrides. Clear one, or give tasks a weight of their own.")
             }
+            Error::UnknownSetting { known, .. } => format!("The settings are {known}."),
+            Error::Setting { expected, .. } => format!("It takes {expected}; null restores the default."),
+            Error::NotAnObject { .. } => r#"Write it as '{"name": value}'."#.into(),
+            Error::WeightType { .. } => "Use a number from 0.001 to 1000, or null to clear the override.".into(),
             Error::StickyFor => "Name the worker that the task waits for.".into(),
             Error::DefaultKeyWeight => "Its weight is always 1. Give the tasks a fairness key.".into(),
             Error::TooManyQueues { .. } => "Raise harvest_fair.max_queues and restart the server.".into(),
@@ -209,6 +240,12 @@ impl Error {
     pub fn raise(self) -> ! {
         ErrorReport::from(self).report(PgLogLevel::ERROR);
         unreachable!("an ERROR does not return")
+    }
+}
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message())
     }
 }
 

@@ -24,8 +24,10 @@ use crate::board::shmem::{self, JanitorSlot};
 use crate::board::{self, QueueRef, now, wait};
 use crate::config;
 use crate::observe::state::of_scope;
+use crate::policy::audit;
+use crate::tasks::catalog::Catalog;
 use crate::tasks::reap::reap;
-use crate::tasks::table::{Catalog, TaskTable};
+use crate::tasks::table::TaskTable;
 
 /// Longest pause between two rounds: how long DROP DATABASE and expired leases wait at most.
 const TICK: Duration = Duration::from_secs(1);
@@ -199,6 +201,7 @@ fn rounds(scope: u64, database: pg_sys::Oid) -> End {
             return end;
         }
         round(|| reap_all(scope));
+        round(|| audit::write_refused(scope));
         if now() >= next_flush {
             round(|| flush::flush(scope));
             next_flush = now() + config::flush_interval();
@@ -207,7 +210,7 @@ fn rounds(scope: u64, database: pg_sys::Oid) -> End {
             let full = sweep::sweep(scope);
             round(|| flush::prune(scope));
             round(forget_dropped_databases);
-            while round(retention::delete_batch) && !stopping() {}
+            retention::delete_finished();
             // Keys without room take the place of the next ones that have no work left.
             let pause = config::sweep_interval();
             next_sweep = now()

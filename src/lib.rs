@@ -20,6 +20,7 @@ mod sfq;
 mod spi;
 mod subtransaction;
 mod tasks;
+mod trigger;
 
 use pgrx::prelude::*;
 
@@ -43,5 +44,5 @@ pub extern "C-unwind" fn _PG_init() {
     config::register();
     board::shmem::register();
     board::effects::register();
-    tasks::table::register();
+    tasks::catalog::register();
 }

@@ -14,62 +14,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
-use super::shmem;
+use super::on_commit::{OnCommit, QueueRef, Wake, apply, find_live, wake};
 use super::wait::{self, Line};
-use super::{find_queue, stored_key};
+use super::{find_queue, shmem, stored_key};
 use crate::errors::Error;
-use crate::names::{Priority, Weight};
+use crate::names::Priority;
 use crate::sfq::{Accounted, Charge, Noted, Pick, QueueId, QueueState, Row, Sched};
 
 /// Notes applied under one hold of the lock: a bulk load must not stop the claims of others.
 const NOTES_A_HOLD: usize = 256;
-
-/// The board's address of a queue: database and table, and its name.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct QueueRef {
-    pub scope: u64,
-    pub name: String,
-}
-
-/// What is due to the board when the transaction commits.
-pub enum OnCommit {
-    /// Rule 5 for a released task.
-    Refund {
-        queue: QueueRef,
-        priority: Priority,
-        key: String,
-        cost: f64,
-        weight: Option<f64>,
-    },
-    /// Rule 6: the reported cost less the charged one.
-    Correct {
-        queue: QueueRef,
-        priority: Priority,
-        key: String,
-        delta: f64,
-        weight: Option<f64>,
-    },
-    /// A task of the key has left (or, by hand, entered) the state running.
-    Running {
-        queue: QueueRef,
-        key: String,
-        delta: i32,
-    },
-    /// A weight override was set or cleared.
-    Override {
-        queue: QueueRef,
-        key: String,
-        weight: Option<f64>,
-    },
-    /// A lease of the queue ends then.
-    LeaseDue { queue: QueueRef, at: i64 },
-    /// A pin of the queue ends then, or (at the far end of time) there are pinned rows.
-    UnpinDue { queue: QueueRef, at: i64 },
-    /// Every task is gone (TRUNCATE waits for all claims, so none is in flight).
-    TasksTruncated { scope: u64 },
-    /// Every override is gone.
-    WeightsTruncated { scope: u64 },
-}
 
 struct Note {
     queue: QueueRef,
@@ -241,25 +194,6 @@ fn apply_note(sched: &mut Sched, queue: QueueId, note: &Note, now: i64) -> Optio
         .ok()
 }
 
-/// Whom to wake once the lock is free.
-enum Wake {
-    One(QueueId),
-    All(QueueId),
-}
-
-fn wake(wakes: &[Wake]) {
-    // Whoever lines up from now on finds on the board what these wake-ups are about.
-    if wakes.is_empty() || !shmem::anyone_waiting() {
-        return;
-    }
-    for wake in wakes {
-        match wake {
-            Wake::One(queue) => wait::wake_one(*queue),
-            Wake::All(queue) => wait::wake_all(*queue),
-        }
-    }
-}
-
 impl Effects {
     fn is_empty(&self) -> bool {
         self.picking.is_none()
@@ -373,66 +307,6 @@ impl Effects {
                 *s = parent;
             }
         }
-    }
-}
-
-/// The queue on the board, unless nobody has loaded it: then the tables tell everything when somebody does.
-fn find_live(sched: &Sched, queue: &QueueRef) -> Option<QueueId> {
-    find_queue(sched, queue).filter(|q| sched.queue_state(*q) != Some(QueueState::Unloaded))
-}
-
-fn apply(sched: &mut Sched, effect: OnCommit, now: i64, wakes: &mut Vec<Wake>) {
-    match effect {
-        OnCommit::Refund {
-            queue,
-            priority,
-            key,
-            cost,
-            weight,
-        } => {
-            if let Some(queue) = find_live(sched, &queue) {
-                sched.refund(queue, priority, &stored_key(&key), cost, weight);
-            }
-        }
-        OnCommit::Correct {
-            queue,
-            priority,
-            key,
-            delta,
-            weight,
-        } => {
-            if let Some(queue) = find_live(sched, &queue) {
-                sched.correct_cost(queue, priority, &stored_key(&key), delta, weight);
-            }
-        }
-        OnCommit::Running { queue, key, delta } => {
-            if let Some(queue) = find_live(sched, &queue) {
-                sched.running_delta(queue, &stored_key(&key), delta, now);
-                if sched.has_eligible(queue) {
-                    wakes.push(Wake::One(queue));
-                }
-            }
-        }
-        OnCommit::Override { queue, key, weight } => {
-            if let Some(queue) = find_live(sched, &queue) {
-                // No room on the board: the sweep tries again, since the table has it.
-                let weight = weight.and_then(|w| Weight::new(w).ok());
-                let _ = sched.set_override(queue, &stored_key(&key), weight);
-            }
-        }
-        OnCommit::LeaseDue { queue, at } => {
-            if let Some(queue) = find_live(sched, &queue) {
-                sched.note_lease_due(queue, at);
-            }
-        }
-        OnCommit::UnpinDue { queue, at } => {
-            if let Some(queue) = find_live(sched, &queue) {
-                sched.note_unpin_due(queue, at);
-                wakes.push(Wake::All(queue));
-            }
-        }
-        OnCommit::TasksTruncated { scope } => sched.clear_running(scope),
-        OnCommit::WeightsTruncated { scope } => sched.clear_overrides(scope),
     }
 }
 

@@ -2,13 +2,18 @@
 //!
 //! - [`shmem`]: its place and its lock
 //! - [`effects`]: what a transaction does to it, at once, at commit and on abort
+//! - `on_commit`: what it is told at commit
+//! - [`refused`]: refused changes on their way into the audit
 //! - [`wait`]: sleeping until a task becomes claimable
 
 pub mod effects;
+mod on_commit;
+pub mod refused;
 pub mod shmem;
 pub mod wait;
 
-pub use effects::{OnCommit, QueueRef, now};
+pub use effects::now;
+pub use on_commit::{BoardSettings, OnCommit, QueueRef};
 pub use shmem::with;
 
 use crate::names::{FairnessKey, Priority, QueueName};

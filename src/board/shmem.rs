@@ -13,6 +13,8 @@ use std::sync::atomic::{
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
+pub use super::refused::Refused;
+use super::refused::Ring;
 use crate::config;
 use crate::sfq::{QueueId, Sched};
 
@@ -50,6 +52,8 @@ struct Shared {
     max_keys: AtomicU32,
     /// Sessions that wait for tasks, in all lines together.
     waiting: AtomicI32,
+    /// Refused changes on their way into the audit; under the board's lock.
+    refused: Ring,
     /// Sessions that wait for a queue to be loaded sleep here.
     loading: pg_sys::ConditionVariable,
     janitors: [JanitorSlot; MAX_JANITORS],
@@ -61,10 +65,53 @@ static LOCK: AtomicPtr<pg_sys::LWLock> = AtomicPtr::new(std::ptr::null_mut());
 static mut PREVIOUS_REQUEST_HOOK: pg_sys::shmem_request_hook_type = None;
 static mut PREVIOUS_STARTUP_HOOK: pg_sys::shmem_startup_hook_type = None;
 
+/// What claims need of a queue's settings besides the scheduler's share of them, in shared memory.
+#[repr(C)]
+pub struct Extras {
+    /// Length of a lease (µs); 0: the session's default.
+    lease: AtomicI64,
+    /// Bits of the weight with which the queue is drawn; all zeros stand for 1.
+    draw: AtomicU64,
+}
+
+impl Extras {
+    /// Sets both; `None` is the default.
+    pub fn set(&self, lease: Option<i64>, queue_weight: Option<f64>) {
+        self.lease.store(lease.unwrap_or(0), Ordering::Relaxed);
+        // A weight of 0 is kept apart from "not set" by its sign bit.
+        let bits = queue_weight.map_or(0, |w| {
+            if w == 0.0 {
+                (-0.0f64).to_bits()
+            } else {
+                w.to_bits()
+            }
+        });
+        self.draw.store(bits, Ordering::Relaxed);
+    }
+
+    /// Length of a lease (µs): the queue's own, else the session's default.
+    pub fn lease(&self) -> i64 {
+        match self.lease.load(Ordering::Relaxed) {
+            0 => config::default_lease(),
+            lease => lease,
+        }
+    }
+
+    /// The weight with which the queue is drawn.
+    pub fn queue_weight(&self) -> f64 {
+        match self.draw.load(Ordering::Relaxed) {
+            0 => 1.0,
+            bits => f64::from_bits(bits).abs(),
+        }
+    }
+}
+
 /// Where each part lies, as offsets from the start of the chunk.
 struct Layout {
     /// One waiting line a queue, and one for those that wait for several.
     waiting: usize,
+    /// One record of extras a queue.
+    extras: usize,
     board: usize,
     board_bytes: usize,
     total: usize,
@@ -74,10 +121,12 @@ fn layout(max_queues: u32, max_keys: u32) -> Layout {
     let up = |n: usize| n.next_multiple_of(ALIGN);
     let waiting = up(size_of::<Shared>());
     let lines = max_queues as usize + 1;
-    let board = up(waiting + lines * size_of::<WaitingLine>());
+    let extras = up(waiting + lines * size_of::<WaitingLine>());
+    let board = up(extras + max_queues as usize * size_of::<Extras>());
     let board_bytes = Sched::bytes_needed(max_queues, max_keys);
     Layout {
         waiting,
+        extras,
         board,
         board_bytes,
         total: up(board + board_bytes),
@@ -233,6 +282,45 @@ fn line(queue: Option<QueueId>) -> *mut WaitingLine {
         let chunk = SHARED.load(Ordering::Relaxed).cast::<u8>();
         chunk.add(layout.waiting).cast::<WaitingLine>().add(index)
     }
+}
+
+/// The extras of a queue.
+pub fn extras(queue: QueueId) -> &'static Extras {
+    let shared = shared();
+    let max_queues = shared.max_queues.load(Ordering::Relaxed);
+    let layout = layout(max_queues, shared.max_keys.load(Ordering::Relaxed));
+    // SAFETY: the index is below `max_queues`, so many records were laid out, and all their fields are atomics.
+    unsafe {
+        let extras = SHARED
+            .load(Ordering::Relaxed)
+            .cast::<u8>()
+            .add(layout.extras)
+            .cast::<Extras>();
+        &*extras.add(queue.index().min(max_queues as usize - 1))
+    }
+}
+
+fn with_ring<R>(f: impl FnOnce(&mut Ring) -> R) -> R {
+    // The board's lock, taken through `with` for its handling of errors inside.
+    with(|_| {
+        // SAFETY: the lock makes this the only reference to the ring.
+        f(unsafe { &mut (*SHARED.load(Ordering::Relaxed)).refused })
+    })
+}
+
+/// Remembers a refused change for the janitor.
+pub fn refuse(refused: &Refused) {
+    with_ring(|ring| ring.push(refused));
+}
+
+/// Takes what was refused in one database.
+pub fn take_refused(scope: u64) -> Vec<Refused> {
+    with_ring(|ring| ring.take(scope))
+}
+
+/// How many refused changes found no room on their way into the audit.
+pub fn refused_overflow() -> u64 {
+    with_ring(|ring| ring.overflowed())
 }
 
 /// Where the sessions of a line sleep.

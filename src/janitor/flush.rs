@@ -6,6 +6,7 @@ use crate::board::{self, now};
 use crate::config;
 use crate::names::Priority;
 use crate::observe::state::of_scope;
+use crate::policy::prune::forget_snapshot;
 use crate::sfq::DirtyEntry;
 use crate::spi;
 use crate::tasks::statements as sql;
@@ -63,21 +64,6 @@ pub fn prune(scope: u64) {
     for (queue, name) in of_scope(scope) {
         let mut gone = Vec::new();
         board::with(|sched| sched.forget(queue, now(), config::prune_after(), false, &mut gone));
-        if gone.is_empty() {
-            continue;
-        }
-        let priorities: Vec<i16> = gone
-            .iter()
-            .map(|(priority, _)| i16::from(priority.get()))
-            .collect();
-        let keys: Vec<&str> = gone.iter().map(|(_, key)| key.as_str()).collect();
-        let args = [
-            name.as_str().into_datum(),
-            priorities.into_datum(),
-            keys.into_datum(),
-        ];
-        spi::connect(|spi| {
-            spi.run(&sql::FORGET_KEYS, &args);
-        });
+        forget_snapshot(&name, &gone);
     }
 }

@@ -7,10 +7,11 @@ use crate::board::{self, effects, now, stored_key};
 use crate::errors::Error;
 use crate::names::{Cost, FairnessKey};
 use crate::sfq::Ticks;
+use crate::tasks::catalog::Catalog;
 use crate::tasks::claim::check_transaction;
 use crate::tasks::functions::{check_priority, queue_name, required};
 use crate::tasks::load::ensure_loaded;
-use crate::tasks::table::{Catalog, TaskTable};
+use crate::tasks::table::TaskTable;
 use crate::{config, janitor};
 
 type LagRow = (String, i16, String, f64, f64, f64, f64);

@@ -1,6 +1,7 @@
-//! What the board shows: the lag map, the state of each key, counters; and charging by hand for dispatchers that
+//! What the board shows: the lag map, the state of each key, counters, what comes next; and charging by hand for dispatchers that
 //! read them.
 
 pub mod lag;
+pub mod preview;
 pub mod state;
 pub mod stats;

@@ -7,9 +7,10 @@ use pgrx::prelude::*;
 use crate::board::{self, now};
 use crate::janitor;
 use crate::sfq::{QueueId, Ticks};
+use crate::tasks::catalog::Catalog;
 use crate::tasks::functions::queue_name;
 use crate::tasks::load::ensure_loaded;
-use crate::tasks::table::{Catalog, TaskTable};
+use crate::tasks::table::TaskTable;
 
 type StateRow = (
     String,
@@ -65,10 +66,7 @@ fn fair_state(
         board::with(|sched| {
             sched.advance(queue, now);
             sched.entries(queue, |entry| {
-                let waiting_for = match entry.wake {
-                    Some(_) if !entry.eligible => Some("future".to_owned()),
-                    _ => None,
-                };
+                let waiting_for = entry.waiting_for.map(|w| w.as_str().to_owned());
                 rows.push((
                     name.clone(),
                     i16::from(entry.priority.get()),

@@ -5,7 +5,7 @@ use pgrx::prelude::*;
 
 use crate::board::{self, shmem};
 use crate::sfq::Sched;
-use crate::tasks::table::Catalog;
+use crate::tasks::catalog::Catalog;
 
 type StatsRow = (
     String,
@@ -22,9 +22,10 @@ type StatsRow = (
     i64,
     i64,
     i64,
+    i64,
 );
 
-/// One row for each queue of this database that is on the board; the last four columns are of the whole board.
+/// One row for each queue of this database that is on the board; the last five columns are of the whole board.
 #[pg_extern(sql = false)]
 fn board_stats() -> Result<
     TableIterator<
@@ -44,11 +45,13 @@ fn board_stats() -> Result<
             name!(max_keys, i64),
             name!(free_keys, i64),
             name!(reloads, i64),
+            name!(audit_overflow, i64),
         ),
     >,
     ErrorReport,
 > {
     let scope = Catalog::get()?.scope();
+    let overflow = shmem::refused_overflow() as i64;
     let mut rows: Vec<StatsRow> = Vec::new();
     board::with(|sched| {
         let free = i64::from(sched.usage().free_keys());
@@ -72,6 +75,7 @@ fn board_stats() -> Result<
                 i64::from(shmem::max_keys()),
                 free,
                 shmem::reloads() as i64,
+                overflow,
             ));
         });
     });

@@ -5,15 +5,17 @@ use pgrx::datum::TimestampWithTimeZone;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
 use pgrx::{JsonB, pg_sys};
-use serde_json::json;
+use serde_json::{Map, Value};
 
+use super::audit::{Change, audited};
 use crate::board::{OnCommit, QueueRef, effects};
 use crate::errors::Error;
 use crate::names::{FairnessKey, Weight};
 use crate::spi;
+use crate::tasks::catalog::Catalog;
 use crate::tasks::functions::{queue_name, required};
 use crate::tasks::statements as sql;
-use crate::tasks::table::Catalog;
+use crate::trigger::{self, Operation};
 
 /// Most overrides that a queue can have.
 const MAX_WEIGHTS: usize = 1_000;
@@ -44,7 +46,8 @@ fn rows(rows: &spi::Rows) -> Vec<WeightRow> {
         .collect()
 }
 
-fn check_key(key: &str) -> Result<(), Error> {
+/// Checks a key that may have an override.
+pub fn check_key(key: &str) -> Result<(), Error> {
     if key.is_empty() {
         return Err(Error::DefaultKeyWeight);
     }
@@ -56,34 +59,67 @@ fn check_key(key: &str) -> Result<(), Error> {
         })
 }
 
-fn check_weight(weight: f64) -> Result<Weight, Error> {
+/// Checks a weight as given.
+pub fn check_weight(weight: f64) -> Result<Weight, Error> {
     Weight::new(weight).map_err(|broken| Error::Name {
         value: weight.to_string(),
         broken,
     })
 }
 
-fn audit(
+/// Sets overrides (`Some`) or clears them (`None`), all or none; returns the rows that were set or cleared.
+fn change(
     spi: &spi::Spi,
-    action: &str,
     queue: &str,
-    key: &str,
-    old: Option<f64>,
-    new: Option<f64>,
+    weights: &[(String, Option<f64>)],
     reason: Option<&str>,
-) {
-    let weight = |w: Option<f64>| w.and_then(|w| JsonB(json!(w)).into_datum());
+) -> Result<(Option<Value>, Vec<WeightRow>), Error> {
+    queue_name(queue)?;
+    for (key, weight) in weights {
+        check_key(key)?;
+        weight.map(check_weight).transpose()?;
+    }
+    // Before the rows are looked at: a second session must see what the first has set.
     spi.run(
-        &sql::AUDIT,
-        &[
-            action.into_datum(),
-            queue.into_datum(),
-            key.into_datum(),
-            weight(old),
-            weight(new),
-            reason.and_then(|r| r.into_datum()),
-        ],
+        &sql::LOCK_WEIGHTS,
+        &[LOCK_CLASS.into_datum(), queue.into_datum()],
     );
+    let mut old = Map::new();
+    let mut changed = Vec::new();
+    for (key, weight) in weights {
+        let before = spi
+            .run(
+                &sql::GET_WEIGHT,
+                &[queue.into_datum(), key.as_str().into_datum()],
+            )
+            .get::<f64>(0, 1);
+        old.insert(key.clone(), before.into());
+        let row = match weight {
+            Some(weight) => {
+                if before.is_none() {
+                    check_room(spi, queue, key)?;
+                }
+                let reason = reason.and_then(|r| r.into_datum());
+                let args = [
+                    queue.into_datum(),
+                    key.as_str().into_datum(),
+                    weight.into_datum(),
+                    reason,
+                ];
+                rows(&spi.run(&sql::SET_WEIGHT, &args))
+            }
+            None => rows(&spi.run(
+                &sql::CLEAR_WEIGHT,
+                &[queue.into_datum(), key.as_str().into_datum()],
+            )),
+        };
+        changed.extend(row);
+    }
+    let old = match weights {
+        [(key, _)] => old.remove(key).unwrap_or(Value::Null),
+        _ => Value::Object(old),
+    };
+    Ok((Some(old), changed))
 }
 
 /// `fair_set_weight(queue, fairness_key, weight, reason)`.
@@ -112,29 +148,79 @@ fn fair_set_weight(
         required("fairness_key", fairness_key)?,
     );
     let weight = required("weight", weight)?;
-    queue_name(queue)?;
-    check_key(key)?;
-    check_weight(weight)?;
-    let set = spi::connect(|spi| {
-        // Before the row is looked at: a second session must see what the first has set.
-        spi.run(
-            &sql::LOCK_WEIGHTS,
-            &[LOCK_CLASS.into_datum(), queue.into_datum()],
-        );
-        let old = spi
-            .run(&sql::GET_WEIGHT, &[queue.into_datum(), key.into_datum()])
-            .get::<f64>(0, 1);
-        let args = [
-            queue.into_datum(),
-            key.into_datum(),
-            weight.into_datum(),
-            reason.and_then(|r| r.into_datum()),
-        ];
-        let set = rows(&spi.run(&sql::SET_WEIGHT, &args));
-        audit(spi, "set_weight", queue, key, old, Some(weight), reason);
-        set
-    });
+    let asked = Change {
+        action: "set_weight",
+        queue,
+        key: Some(key),
+        new: Some(shown(weight)),
+        reason,
+    };
+    Ok(TableIterator::new(audited(&asked, |spi| {
+        change(spi, queue, &[(key.to_owned(), Some(weight))], reason)
+    })?))
+}
+
+/// `fair_set_weights(queue, weights, reason)`: a null value clears the key's override.
+#[pg_extern(sql = false)]
+fn fair_set_weights(
+    queue: Option<&str>,
+    weights: Option<JsonB>,
+    reason: Option<&str>,
+) -> Result<
+    TableIterator<
+        'static,
+        (
+            name!(queue, String),
+            name!(fairness_key, String),
+            name!(weight, f64),
+            name!(reason, Option<String>),
+            name!(updated_by, String),
+            name!(updated_at, TimestampWithTimeZone),
+        ),
+    >,
+    ErrorReport,
+> {
+    let queue = required("queue", queue)?;
+    let JsonB(value) = required("weights", weights)?;
+    let asked = Change {
+        action: "set_weights",
+        queue,
+        key: None,
+        new: Some(value.clone()),
+        reason,
+    };
+    let set = audited(&asked, |spi| {
+        let weights = parse_weights(&value)?;
+        change(spi, queue, &weights, reason)
+    })?;
     Ok(TableIterator::new(set))
+}
+
+/// Reads `{"key": weight, "other": null}`.
+pub fn parse_weights(value: &Value) -> Result<Vec<(String, Option<f64>)>, Error> {
+    let Value::Object(fields) = value else {
+        return Err(Error::NotAnObject {
+            what: "weights",
+            value: value.to_string(),
+        });
+    };
+    fields
+        .iter()
+        .map(|(key, value)| match value {
+            Value::Null => Ok((key.clone(), None)),
+            Value::Number(number) => Ok((key.clone(), number.as_f64())),
+            other => Err(Error::WeightType {
+                key: key.clone(),
+                value: other.to_string(),
+            }),
+        })
+        .collect()
+}
+
+/// A weight as the audit shows it: NaN and infinities are no JSON numbers.
+fn shown(weight: f64) -> Value {
+    serde_json::Number::from_f64(weight)
+        .map_or_else(|| Value::from(weight.to_string()), Value::Number)
 }
 
 /// `fair_clear_weight(queue, fairness_key, reason)`.
@@ -161,15 +247,54 @@ fn fair_clear_weight(
         required("queue", queue)?,
         required("fairness_key", fairness_key)?,
     );
-    queue_name(queue)?;
-    check_key(key)?;
-    let cleared = spi::connect(|spi| {
-        let cleared = rows(&spi.run(&sql::CLEAR_WEIGHT, &[queue.into_datum(), key.into_datum()]));
-        if let [(_, _, old, ..)] = cleared.as_slice() {
-            audit(spi, "clear_weight", queue, key, Some(*old), None, reason);
-        }
-        cleared
-    });
+    let asked = Change {
+        action: "clear_weight",
+        queue,
+        key: Some(key),
+        new: None,
+        reason,
+    };
+    Ok(TableIterator::new(audited(&asked, |spi| {
+        change(spi, queue, &[(key.to_owned(), None)], reason)
+    })?))
+}
+
+/// `fair_clear_weights(queue, reason)`: all overrides of the queue.
+#[pg_extern(sql = false)]
+fn fair_clear_weights(
+    queue: Option<&str>,
+    reason: Option<&str>,
+) -> Result<
+    TableIterator<
+        'static,
+        (
+            name!(queue, String),
+            name!(fairness_key, String),
+            name!(weight, f64),
+            name!(reason, Option<String>),
+            name!(updated_by, String),
+            name!(updated_at, TimestampWithTimeZone),
+        ),
+    >,
+    ErrorReport,
+> {
+    let queue = required("queue", queue)?;
+    let asked = Change {
+        action: "clear_weights",
+        queue,
+        key: None,
+        new: None,
+        reason,
+    };
+    let cleared = audited(&asked, |spi| {
+        queue_name(queue)?;
+        let cleared = rows(&spi.run(&sql::CLEAR_WEIGHTS, &[queue.into_datum()]));
+        let old: Map<String, Value> = cleared
+            .iter()
+            .map(|row| (row.1.clone(), row.2.into()))
+            .collect();
+        Ok((Some(Value::Object(old)), cleared))
+    })?;
     Ok(TableIterator::new(cleared))
 }
 
@@ -198,13 +323,6 @@ fn fair_weights(
     })))
 }
 
-#[unsafe(no_mangle)]
-#[doc(hidden)]
-pub extern "C" fn pg_finfo_admit_weight() -> &'static pg_sys::Pg_finfo_record {
-    const V1: pg_sys::Pg_finfo_record = pg_sys::Pg_finfo_record { api_version: 1 };
-    &V1
-}
-
 /// The trigger function harvest_fair.admit_weight(): before a change it validates, after it the board is told.
 ///
 /// # Safety
@@ -212,51 +330,42 @@ pub extern "C" fn pg_finfo_admit_weight() -> &'static pg_sys::Pg_finfo_record {
 #[unsafe(no_mangle)]
 #[pg_guard]
 pub unsafe extern "C-unwind" fn admit_weight(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
-    // SAFETY: `context` is what Postgres passes to a trigger, checked by its node tag.
-    let data = unsafe {
-        let context = (*fcinfo).context;
-        if context.is_null() || (*context).type_ != pg_sys::NodeTag::T_TriggerData {
-            pgrx::error!("harvest_fair.admit_weight() can only be called as a trigger");
-        }
-        &*context.cast::<pg_sys::TriggerData>()
-    };
+    // SAFETY: as Postgres calls a trigger function.
+    let data = unsafe { trigger::data(fcinfo, "harvest_fair.admit_weight()") };
     match admit(data) {
         Ok(tuple) => pg_sys::Datum::from(tuple),
         Err(error) => error.raise(),
     }
 }
+trigger::finfo!(pg_finfo_admit_weight);
 
 fn admit(data: &pg_sys::TriggerData) -> Result<pg_sys::HeapTuple, Error> {
     let scope = Catalog::get()?.scope();
-    let operation = data.tg_event & pg_sys::TRIGGER_EVENT_OPMASK;
-    let before = data.tg_event & pg_sys::TRIGGER_EVENT_TIMINGMASK == pg_sys::TRIGGER_EVENT_BEFORE;
-    if operation == pg_sys::TRIGGER_EVENT_TRUNCATE {
+    if Operation::of(data) == Operation::Truncate {
         effects::on_commit(OnCommit::WeightsTruncated { scope });
         return Ok(std::ptr::null_mut());
     }
-    let old =
-        (operation != pg_sys::TRIGGER_EVENT_INSERT).then(|| weight_of(data, data.tg_trigtuple));
-    let (new, tuple) = match operation {
-        pg_sys::TRIGGER_EVENT_INSERT => {
-            (Some(weight_of(data, data.tg_trigtuple)), data.tg_trigtuple)
-        }
-        pg_sys::TRIGGER_EVENT_UPDATE => (Some(weight_of(data, data.tg_newtuple)), data.tg_newtuple),
-        _ => (None, data.tg_trigtuple),
+    let (old, new, tuple) = trigger::versions(data);
+    let named = |tuple| {
+        (
+            trigger::column::<String>(data, tuple, 1),
+            trigger::column::<String>(data, tuple, 2),
+        )
     };
-    if before {
-        if let Some((queue, key, weight)) = &new {
+    if trigger::is_before(data) {
+        if let Some(new) = new {
+            let (queue, key) = named(new);
             let queue = required("queue", queue.as_deref())?;
             let key = required("fairness_key", key.as_deref())?;
             queue_name(queue)?;
             check_key(key)?;
-            check_weight(required("weight", *weight)?)?;
-            check_room(queue, key)?;
+            check_weight(required("weight", trigger::column(data, new, 3))?)?;
+            spi::connect(|spi| check_room(spi, queue, key))?;
         }
         return Ok(tuple);
     }
-    let note = |weight: Option<(Option<String>, Option<String>, Option<f64>)>, keep: bool| {
-        if let Some((Some(name), Some(key), weight)) = weight {
-            let weight = if keep { weight } else { None };
+    let tell = |tuple, weight: Option<f64>| {
+        if let (Some(name), Some(key)) = named(tuple) {
             effects::on_commit(OnCommit::Override {
                 queue: QueueRef { scope, name },
                 key,
@@ -264,46 +373,25 @@ fn admit(data: &pg_sys::TriggerData) -> Result<pg_sys::HeapTuple, Error> {
             });
         }
     };
-    note(old, false);
-    note(new, true);
+    if let Some(old) = old {
+        tell(old, None);
+    }
+    if let Some(new) = new {
+        tell(new, trigger::column(data, new, 3));
+    }
     Ok(std::ptr::null_mut())
 }
 
-/// Queue, key and weight of a row of harvest_fair.weight: its first three columns.
-fn weight_of(
-    data: &pg_sys::TriggerData,
-    tuple: pg_sys::HeapTuple,
-) -> (Option<String>, Option<String>, Option<f64>) {
-    // SAFETY: the tuple is of the trigger's relation; the columns have the types that are named.
-    unsafe {
-        let descriptor = (*data.tg_relation).rd_att;
-        let get = |column: i32| {
-            let mut null = false;
-            let datum = pg_sys::SPI_getbinval(tuple, descriptor, column, &mut null);
-            (datum, null)
-        };
-        let (queue, no_queue) = get(1);
-        let (key, no_key) = get(2);
-        let (weight, no_weight) = get(3);
-        (
-            String::from_datum(queue, no_queue),
-            String::from_datum(key, no_key),
-            f64::from_datum(weight, no_weight),
-        )
-    }
-}
-
 /// The 1,001st override of a queue is refused, also when several sessions set one at once.
-fn check_room(queue: &str, key: &str) -> Result<(), Error> {
-    let others = spi::connect(|spi| {
-        spi.run(
-            &sql::LOCK_WEIGHTS,
-            &[LOCK_CLASS.into_datum(), queue.into_datum()],
-        );
-        // A statement of its own, hence a snapshot younger than the lock.
-        spi.run(&sql::COUNT_WEIGHTS, &[queue.into_datum(), key.into_datum()])
-            .get::<i64>(0, 1)
-    });
+fn check_room(spi: &spi::Spi, queue: &str, key: &str) -> Result<(), Error> {
+    spi.run(
+        &sql::LOCK_WEIGHTS,
+        &[LOCK_CLASS.into_datum(), queue.into_datum()],
+    );
+    // A statement of its own, hence a snapshot younger than the lock.
+    let others = spi
+        .run(&sql::COUNT_WEIGHTS, &[queue.into_datum(), key.into_datum()])
+        .get::<i64>(0, 1);
     if others.unwrap_or(0) >= MAX_WEIGHTS as i64 {
         return Err(Error::TooManyWeights {
             queue: queue.to_owned(),

@@ -4,7 +4,10 @@
 use super::node::Charged;
 use super::tree::NIL;
 use super::{EntryId, Full, QueueId, Sched, Ticks};
-use crate::names::{FairnessKey, Priority, Weight};
+use crate::names::{FairnessKey, MAX_COST, Priority, Weight};
+
+/// How much of the difference between a task's run time and its key's average the average takes over.
+const AVERAGE_STEP: f64 = 0.25;
 
 /// The result of [`Sched::charge`].
 #[derive(Clone, Copy, Debug)]
@@ -14,10 +17,13 @@ pub struct Accounted {
     pub entry: EntryId,
     /// The weight in force.
     pub weight: f64,
+    pub cost: f64,
     pub start: Ticks,
     /// The key's pass after the charge.
     pub pass: Ticks,
     pub step: Ticks,
+    /// What its group was charged; zero if it has none.
+    pub group_step: Ticks,
     pub clock: Ticks,
     /// `start - clock`.
     pub lag: Ticks,
@@ -57,6 +63,10 @@ impl Sched<'_> {
         let step = Ticks::step(cost, weight);
         let charged: Option<Charged> =
             self.with_node(slot, |node, entries| Some(node.charge(entries, slot, step)));
+        let group_step = self.group_step(slot, cost);
+        self.with_group(slot, |tier, entries, group| {
+            tier.charge(entries, group, group_step)
+        });
         self.mark_dirty_slot(slot);
         self.renew_idle(slot, now);
         let (start, clock) = charged.map_or((Ticks::ZERO, Ticks::ZERO), |charged| {
@@ -67,9 +77,11 @@ impl Sched<'_> {
             queue,
             entry: self.entry_id(slot),
             weight,
+            cost,
             start,
             pass: self.entries.get(slot).member.pass,
             step,
+            group_step,
             clock,
             lag: start.minus(clock),
         })
@@ -81,11 +93,11 @@ impl Sched<'_> {
         if slot == NIL || accounted.epoch != self.epoch() {
             return;
         }
-        self.take_off(slot, accounted.step);
+        self.take_off(slot, accounted.step, accounted.group_step);
         self.counters(accounted.queue).refunds += 1;
     }
 
-    /// A released task gives back its charge (rule 5), at the weight now in force. By name, since the claim was long ago;
+    /// A released task gives back its charge (rule 5) and its tokens, at the weight now in force. By name, since the claim was long ago;
     /// a key that has been forgotten has nothing to give back.
     pub fn refund(
         &mut self,
@@ -98,8 +110,12 @@ impl Sched<'_> {
         let slot = self.entry_named(queue, priority, key);
         if slot != NIL {
             let weight = self.weight_in_force(self.entries.get(slot).tenant, own_weight);
-            self.take_off(slot, Ticks::step(cost, weight));
+            self.take_off(slot, Ticks::step(cost, weight), self.group_step(slot, cost));
             self.counters(queue).refunds += 1;
+            let tenant = self.entries.get(slot).tenant;
+            let latest = self.latest_of(tenant);
+            self.return_queue_token(self.tenants.get(tenant).queue, latest);
+            self.return_key_token(tenant, latest);
         }
     }
 
@@ -118,16 +134,23 @@ impl Sched<'_> {
         }
         let weight = self.weight_in_force(self.entries.get(slot).tenant, own_weight);
         let step = Ticks::step(delta_cost.abs(), weight);
+        let group_step = self.group_step(slot, delta_cost.abs());
         if delta_cost < 0.0 {
-            self.take_off(slot, step);
+            self.take_off(slot, step, group_step);
         } else {
             self.with_node(slot, |node, entries| node.add(entries, slot, step));
+            self.with_group(slot, |tier, entries, group| {
+                tier.add(entries, group, group_step)
+            });
             self.mark_dirty_slot(slot);
         }
     }
 
-    fn take_off(&mut self, slot: u32, step: Ticks) {
+    pub(super) fn take_off(&mut self, slot: u32, step: Ticks, group_step: Ticks) {
         self.with_node(slot, |node, entries| node.undo(entries, slot, step));
+        self.with_group(slot, |tier, entries, group| {
+            tier.undo(entries, group, group_step)
+        });
         self.mark_dirty_slot(slot);
     }
 
@@ -135,6 +158,36 @@ impl Sched<'_> {
         match self.queue_slot(queue) {
             NIL => NIL,
             queue => self.find_entry(queue, priority, key),
+        }
+    }
+
+    /// What a task of the key took to run, for the average that a claim is charged when the queue charges by seconds.
+    pub fn measured(&mut self, queue: QueueId, key: &FairnessKey<'_>, seconds: f64) {
+        let queue = self.queue_slot(queue);
+        if queue == NIL || !(0.0..=MAX_COST).contains(&seconds) {
+            return;
+        }
+        let tenant = self.find_tenant(queue, key);
+        if tenant == NIL {
+            return;
+        }
+        let tenant = self.tenants.get_mut(tenant);
+        let average = f64::from(tenant.average);
+        tenant.average = if average.is_nan() {
+            seconds as f32
+        } else {
+            (average + (seconds - average) * AVERAGE_STEP) as f32
+        };
+    }
+
+    /// What a claim of the key costs.
+    pub(super) fn cost_of(&self, tenant: u32) -> f64 {
+        let tenant = self.tenants.get(tenant);
+        let by_seconds = self.queues.get(tenant.queue).policy.by_seconds != 0;
+        if by_seconds && !tenant.average.is_nan() {
+            f64::from(tenant.average)
+        } else {
+            1.0
         }
     }
 
@@ -176,6 +229,7 @@ impl Sched<'_> {
             return;
         };
         self.tenants.get_mut(tenant).set_running(running);
+        self.regate(tenant, now.unwrap_or(self.latest_of(tenant)));
         if let Some(now) = now {
             for slot in self.tenants.get(tenant).entries {
                 if slot != NIL {
@@ -198,7 +252,10 @@ impl Sched<'_> {
             return Ok(());
         }
         let tenant = self.tenant_or_new(queue, key)?;
+        let latest = self.queues.get(queue).latest;
+        self.settle_key(tenant, latest);
         self.tenants.get_mut(tenant).weight = weight.map_or(f64::NAN, Weight::get);
+        self.regate(tenant, latest);
         self.release_tenant(tenant);
         Ok(())
     }

@@ -3,16 +3,16 @@
 
 use std::mem::{align_of, size_of};
 
+use super::bucket::Bucket;
 use super::lane::Lane;
 use super::node::{Member, Members};
-use super::records::{
-    BANDS, ByWake, DEFAULT_HANDICAP, Entry, FreeSlots, Header, List, QueueRec, Tenant,
-};
+use super::policy::PolicyRec;
+use super::records::{BANDS, ByWake, Entry, FreeSlots, Header, List, QueueRec, Tenant};
 use super::tree::{Links, NIL, Nodes};
 use super::{Error, Sched};
 
 /// Written into a region when it is set up; changes with the layout of the records.
-const MAGIC: u64 = u64::from_le_bytes(*b"hfboard1");
+const MAGIC: u64 = u64::from_le_bytes(*b"hfboard2");
 
 /// Marks types whose every bit pattern, all-zero included, is a valid value.
 ///
@@ -27,9 +27,9 @@ pub unsafe trait Record: Copy {
 unsafe impl Record for u32 {}
 // SAFETY: `repr(C)`, integers and structs of integers only.
 unsafe impl Record for Header {}
-// SAFETY: `repr(C)`, integers, byte arrays and structs of integers only.
+// SAFETY: `repr(C)`, integers, floats, byte arrays and structs of such only.
 unsafe impl Record for QueueRec {}
-// SAFETY: `repr(C)`, integers, one float and a byte array only.
+// SAFETY: `repr(C)`, integers, floats, structs of such and a byte array only.
 unsafe impl Record for Tenant {}
 // SAFETY: `repr(C)`, integers, floats and structs of such only.
 unsafe impl Record for Entry {}
@@ -231,7 +231,9 @@ impl Nodes<ByWake> for Pool<'_, Entry> {
 
 impl Slot for QueueRec {
     const NEW: QueueRec = QueueRec {
-        handicap: DEFAULT_HANDICAP,
+        policy: PolicyRec::DEFAULT,
+        bucket: Bucket::FULL,
+        latest: i64::MIN,
         lease_due: i64::MAX,
         unpin_due: i64::MAX,
         ..QueueRec::ZERO
@@ -245,6 +247,9 @@ impl Slot for QueueRec {
 impl Slot for Tenant {
     const NEW: Tenant = Tenant {
         weight: f64::NAN,
+        bucket: Bucket::FULL,
+        average: f32::NAN,
+        own_weight: f32::NAN,
         ..Tenant::ZERO
     };
 
@@ -288,7 +293,7 @@ pub fn bytes_needed(max_queues: u32, max_keys: u32) -> usize {
 
 /// What one more key costs.
 pub const BYTES_PER_KEY: usize = size_of::<Tenant>() + size_of::<Entry>() + size_of::<u32>();
-const _: () = assert!(BYTES_PER_KEY <= 512);
+const _: () = assert!(BYTES_PER_KEY <= 544);
 
 /// Sets a region up: zeroes, then the header.
 pub fn init(region: &mut [u8], max_queues: u32, max_keys: u32, seed: u64) -> Result<(), Error> {

@@ -82,6 +82,8 @@ pub struct Claimed<H> {
     pub weight: f64,
     /// The cost that was charged; 0 if fairness is off.
     pub charged: f64,
+    /// Chosen for its age, out of lag order.
+    pub aged: bool,
     pub charge: Charge,
 }
 
@@ -372,7 +374,8 @@ impl<H: Clone> Call<H> {
                     clock: pick.clock,
                     lag: pick.lag,
                     weight: pick.weight,
-                    charged: if pick.step == Ticks::ZERO { 0.0 } else { 1.0 },
+                    charged: pick.cost,
+                    aged: pick.aged,
                     charge,
                 });
             }

@@ -3,7 +3,7 @@
 use std::hash::{DefaultHasher, Hasher};
 
 use super::arena::{Idle, OfQueue};
-use super::records::{DIRTY, Entry, FRESH, IDLE, TIMED};
+use super::records::{DIRTY, Entry, FRESH, GROUP, IDLE, TIMED};
 use super::tree::NIL;
 use super::{EntryId, Full, QueueId, QueueState, Sched, Ticks, chain_of};
 use crate::names::{FairnessKey, MAX_KEY_BYTES, Priority};
@@ -59,7 +59,12 @@ impl Sched<'_> {
 
     pub(super) fn find_entry(&self, queue: u32, priority: Priority, key: &FairnessKey<'_>) -> u32 {
         let tenant = self.tenants.get(self.find_tenant(queue, key));
-        tenant.entries.get(priority.index()).copied().unwrap_or(NIL)
+        let slot = tenant.entries.get(priority.index()).copied().unwrap_or(NIL);
+        if self.entries.get(slot).is(GROUP) {
+            NIL
+        } else {
+            slot
+        }
     }
 
     /// Finds the key's record, or creates it, evicting idle entries if need be.
@@ -133,11 +138,13 @@ impl Sched<'_> {
         entry.tier = priority.index() as u8;
         entry.set(FRESH, fresh);
         if let Some(tier) = record.tiers.get_mut(priority.index()) {
-            entry.member.pass = tier.node.clock();
             tier.entries += 1;
         }
         record.entry_count += 1;
         record.entries.push_back::<OfQueue>(&mut self.entries, slot);
+        // While the group of this name, if there is one, still stands in the place that the key takes.
+        self.join_group(slot);
+        self.entries.get_mut(slot).member.pass = self.node_of(slot).clock();
         if let Some(place) = self
             .tenants
             .get_mut(tenant)
@@ -159,10 +166,11 @@ impl Sched<'_> {
         }
         entry.set(IDLE, idle);
         if idle {
-            entry.idle_since = now;
+            entry.wake = now;
             self.header.idle_count += 1;
             self.header.idle.push_back::<Idle>(&mut self.entries, slot);
         } else {
+            entry.wake = i64::MAX;
             self.header.idle_count -= 1;
             self.header.idle.remove::<Idle>(&mut self.entries, slot);
         }
@@ -172,7 +180,7 @@ impl Sched<'_> {
     pub(super) fn renew_idle(&mut self, slot: u32, now: i64) {
         let entry = self.entries.get_mut(slot);
         if entry.is(IDLE) {
-            entry.idle_since = entry.idle_since.max(now);
+            entry.wake = entry.wake.max(now);
             self.header.idle.remove::<Idle>(&mut self.entries, slot);
             self.header.idle.push_back::<Idle>(&mut self.entries, slot);
         }
@@ -190,7 +198,7 @@ impl Sched<'_> {
             }
             let entry = self.entries.get(slot);
             if !whole_key || self.is_all_of_its_key(entry) {
-                if entry.member.pass <= self.clock_of(entry) {
+                if entry.member.pass <= self.node_of(slot).clock() {
                     chosen = slot;
                     break;
                 }
@@ -210,28 +218,23 @@ impl Sched<'_> {
         true
     }
 
-    fn clock_of(&self, entry: &Entry) -> Ticks {
-        let queue = self.queues.get(self.tenants.get(entry.tenant).queue);
-        queue
-            .tiers
-            .get(usize::from(entry.tier))
-            .map_or(Ticks::ZERO, |tier| tier.node.clock())
-    }
-
     fn is_all_of_its_key(&self, entry: &Entry) -> bool {
         let tenant = self.tenants.get(entry.tenant);
         let entries = tenant.entries.iter().filter(|&&slot| slot != NIL).count();
-        entries == 1 && tenant.weight.is_nan() && tenant.running == 0
+        // A group of the key's name that has other keys keeps the record.
+        let group = self.entries.get(entry.group);
+        let named = entry.group != NIL && group.tenant == entry.tenant && group.in_flight > 1;
+        entries == 1 && !named && tenant.weight.is_nan() && tenant.running == 0
     }
 
     /// Takes an entry out of everything it stands in, and its key's record with it if nothing else needs that.
     pub(super) fn free_entry(&mut self, slot: u32) {
         let entry = *self.entries.get(slot);
+        if entry.member.is_eligible() {
+            self.leave_node(slot);
+        }
         let queue = self.queues.get_mut(self.tenants.get(entry.tenant).queue);
         if let Some(tier) = queue.tiers.get_mut(usize::from(entry.tier)) {
-            if entry.member.is_eligible() {
-                tier.node.leave(&mut self.entries, slot);
-            }
             tier.entries -= 1;
         }
         if entry.is(TIMED) {
@@ -248,8 +251,11 @@ impl Sched<'_> {
         }
         let tenant = self.tenants.get_mut(entry.tenant);
         if let Some(place) = tenant.entries.get_mut(usize::from(entry.tier)) {
-            *place = NIL;
+            let group = self.entries.get(entry.group);
+            let named = entry.group != NIL && group.tenant == entry.tenant;
+            *place = if named { entry.group } else { NIL };
         }
+        self.leave_group(slot);
         self.header.free_entries.give_back(&mut self.entries, slot);
         self.release_tenant(entry.tenant);
     }
@@ -313,7 +319,7 @@ impl Sched<'_> {
             let entry = self.entries.get(slot);
             let next = entry.siblings.next;
             let tenant = self.tenants.get(entry.tenant);
-            let expired = entry.idle_since.saturating_add(idle_for.max(0)) <= now;
+            let expired = entry.wake.saturating_add(idle_for.max(0)) <= now;
             if entry.is(IDLE) && tenant.running == 0 && expired {
                 count += 1;
                 if let Some(&priority) = Priority::ALL.get(usize::from(entry.tier)) {

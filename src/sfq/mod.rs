@@ -16,25 +16,38 @@
 //! | `pick` | pick the next lane, and what came of it |
 //! | `account` | charges, refunds, corrections, weights, running counts |
 //! | `persist` | restore, rebase, and what the periodic snapshot needs |
+//! | `bucket` | a token bucket |
+//! | `aging` | the pick when rows age |
+//! | `group` | groups of keys |
+//! | `gate` | caps and rate limits: which keys are held back |
+//! | `policy` | the settings of a queue |
 //! | `upkeep` | what the keeper of a board needs besides claims |
 //! | `view` | what an observer sees, and the check of all invariants |
+//! | `preview` | the next claims, without claiming |
 //! | `claim` | the driver: from pick to locked row, over any board and any table |
 //!
 //! Every function is total: no input, and no stale id, can make it panic. A stale id (its slot has been freed or the
-//! board wiped) is answered as if its queue or key did not exist. Nothing allocates but into buffers of the caller.
+//! board wiped) is answered as if its queue or key did not exist. Nothing allocates but into buffers of the caller, except
+//! where groups are listed: a change of the separator, the end of a load, a rebase, the check.
 //! Unless said otherwise a call costs O(log K) for K keys.
 
 // The extension uses one part of this API, the tests another.
 #![allow(dead_code, unused_imports)]
 
 mod account;
+mod aging;
 mod arena;
+mod bucket;
 mod claim;
+mod gate;
+mod group;
 mod keys;
 mod lane;
 mod node;
 mod persist;
 mod pick;
+mod policy;
+mod preview;
 mod queue;
 mod records;
 mod ticks;
@@ -50,11 +63,13 @@ pub use account::Accounted;
 pub use claim::{Board, Claimed, Lane, Locked, Rows, claim};
 pub use lane::{Next, Row, RowPos};
 pub use pick::{Charge, LaneRef, Order, Pick};
+pub use policy::Policy;
+pub use preview::{Aside, Copied, CopyBuffer, preview};
 pub use queue::{QueueState, QueueView};
 pub use records::Counters;
 pub use ticks::Ticks;
 pub use upkeep::RunningCount;
-pub use view::{DirtyEntry, EntryView, Usage};
+pub use view::{DirtyEntry, EntryView, GroupView, Usage, Waiting};
 pub use wake::Noted;
 
 use arena::Pool;
@@ -99,6 +114,38 @@ impl fmt::Display for Full {
 }
 
 impl std::error::Error for Full {}
+
+/// Why a row cannot be claimed aside from the order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// No room for the key on the board.
+    Full,
+    /// The key is at its cap.
+    Capped,
+    /// The key or the queue has no token.
+    Limited,
+    /// The queue is paused.
+    Paused,
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Refused::Full => "all key slots are taken by keys with work",
+            Refused::Capped => "the key is at its cap of running tasks",
+            Refused::Limited => "the rate limit of the key or the queue is reached",
+            Refused::Paused => "the queue is paused",
+        })
+    }
+}
+
+impl std::error::Error for Refused {}
+
+impl From<Full> for Refused {
+    fn from(_: Full) -> Self {
+        Refused::Full
+    }
+}
 
 /// A queue on the board.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -13,6 +13,14 @@ pub struct Rank {
     pub id: i64,
 }
 
+/// What places an eligible member beside its pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head {
+    pub rank: Rank,
+    /// As [`Member::due`].
+    pub due: i64,
+}
+
 /// What a node keeps in each of its members, eligible or not.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -22,6 +30,10 @@ pub struct Member {
     /// Where its latest charge started.
     pub last_start: Ticks,
     pub rank: Rank,
+    /// Since when its oldest row is due; `i64::MAX` if rows do not age.
+    pub due: i64,
+    /// The smallest `due` in its subtree of the order.
+    pub oldest: i64,
     pub links: Links,
     /// 1 while the member stands in the node's order.
     queued: u32,
@@ -31,6 +43,13 @@ impl Member {
     /// A member is in the node's order exactly while it is eligible.
     pub fn is_eligible(&self) -> bool {
         self.queued != 0
+    }
+
+    pub fn head(&self) -> Head {
+        Head {
+            rank: self.rank,
+            due: self.due,
+        }
     }
 }
 
@@ -59,6 +78,45 @@ impl<M: Members> Nodes<ByPass> for M {
     fn links_mut(&mut self, slot: u32) -> &mut Links {
         &mut self.member_mut(slot).links
     }
+
+    fn begin(&mut self, leaf: u32) {
+        let member = self.member_mut(leaf);
+        member.oldest = member.due;
+    }
+
+    fn absorb(&mut self, slot: u32, child: u32) -> bool {
+        let oldest = self.member(child).oldest;
+        let member = self.member_mut(slot);
+        let lower = oldest < member.oldest;
+        if lower {
+            member.oldest = oldest;
+        }
+        lower
+    }
+
+    fn rotated(&mut self, up: u32, down: u32) {
+        let oldest = self.member(down).oldest;
+        self.member_mut(up).oldest = oldest;
+        self.summarise(down);
+    }
+
+    fn summarise(&mut self, slot: u32) -> bool {
+        let Member {
+            due, oldest, links, ..
+        } = *self.member(slot);
+        // Where nothing ages there is nothing to do, nor a child to be looked at.
+        if oldest == i64::MAX {
+            return false;
+        }
+        let mut smallest = due;
+        for child in [links.left, links.right] {
+            if child != NIL {
+                smallest = smallest.min(self.member(child).oldest);
+            }
+        }
+        self.member_mut(slot).oldest = smallest;
+        smallest != oldest
+    }
 }
 
 /// What a charge did, and what it takes to undo it without a trace.
@@ -85,7 +143,7 @@ impl Charged {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Node {
     clock: Ticks,
-    order: Tree<ByPass>,
+    pub(super) order: Tree<ByPass>,
     /// Grows with every join and charge, so that a charge that is taken back at once can restore the clock.
     sequence: u32,
     pad: u32,
@@ -116,12 +174,22 @@ impl Node {
     }
 
     /// Rule 1: a member becomes eligible. Idle time earns no credit.
-    pub fn join(&mut self, members: &mut impl Members, slot: u32, rank: Rank) {
+    pub fn join(&mut self, members: &mut impl Members, slot: u32, head: Head) {
         self.touch();
         let member = members.member_mut(slot);
         member.pass = member.pass.max(self.clock);
-        member.rank = rank;
+        member.rank = head.rank;
+        member.due = head.due;
         member.queued = 1;
+        self.order.insert(members, slot);
+    }
+
+    /// Takes over an eligible member of another node as it is.
+    pub fn adopt(&mut self, members: &mut impl Members, slot: u32, other: &Member) {
+        *members.member_mut(slot) = Member {
+            links: Links::default(),
+            ..*other
+        };
         self.order.insert(members, slot);
     }
 
@@ -132,9 +200,9 @@ impl Node {
     }
 
     /// An eligible member's head has changed.
-    pub fn rerank(&mut self, members: &mut impl Members, slot: u32, rank: Rank) {
+    pub fn rerank(&mut self, members: &mut impl Members, slot: u32, head: Head) {
         let pass = members.member(slot).pass;
-        self.place(members, slot, pass, rank);
+        self.place(members, slot, pass, head);
     }
 
     /// Where a charge of this member would start. Only a member whose rows others held when the clock moved on can be
@@ -152,27 +220,27 @@ impl Node {
     }
 
     /// Rules 3 and 4 for a claim in lag order. The chosen member has the smallest pass of all that can be claimed, so
-    /// the clock follows it. `rank` is its rank now that its head has been taken.
+    /// the clock follows it. `head` is its head now that the former one has been taken.
     pub fn claim(
         &mut self,
         members: &mut impl Members,
         slot: u32,
         step: Ticks,
-        rank: Rank,
+        head: Head,
     ) -> Charged {
         let clock_before = self.clock;
         self.clock = self.start_of(members.member(slot));
         Charged {
             clock_before,
-            ..self.charge_and_rank(members, slot, step, rank)
+            ..self.charge_and_rank(members, slot, step, head)
         }
     }
 
     /// Rule 4 alone, for a charge out of lag order: the clock stays where it is. A member that is not eligible is
     /// charged from the clock at least, as if it had joined.
     pub fn charge(&mut self, members: &mut impl Members, slot: u32, step: Ticks) -> Charged {
-        let rank = members.member(slot).rank;
-        self.charge_and_rank(members, slot, step, rank)
+        let head = members.member(slot).head();
+        self.charge_and_rank(members, slot, step, head)
     }
 
     fn charge_and_rank(
@@ -180,14 +248,14 @@ impl Node {
         members: &mut impl Members,
         slot: u32,
         step: Ticks,
-        rank: Rank,
+        head: Head,
     ) -> Charged {
         self.touch();
         let start = self.start_of(members.member(slot));
         let member = members.member_mut(slot);
         let (pass_before, last_start_before) = (member.pass, member.last_start);
         member.last_start = start;
-        self.place(members, slot, start.plus(step), rank);
+        self.place(members, slot, start.plus(step), head);
         Charged {
             start,
             step,
@@ -231,13 +299,13 @@ impl Node {
 
     /// Sets a pass, eligible or not, and keeps the order.
     pub fn set_pass(&mut self, members: &mut impl Members, slot: u32, pass: Ticks) {
-        let rank = members.member(slot).rank;
-        self.place(members, slot, pass, rank);
+        let head = members.member(slot).head();
+        self.place(members, slot, pass, head);
     }
 
-    fn place(&mut self, members: &mut impl Members, slot: u32, pass: Ticks, rank: Rank) {
+    fn place(&mut self, members: &mut impl Members, slot: u32, pass: Ticks, head: Head) {
         let member = members.member(slot);
-        if (member.pass, member.rank) == (pass, rank) {
+        if (member.pass, member.head()) == (pass, head) {
             return;
         }
         let queued = member.is_eligible();
@@ -246,7 +314,8 @@ impl Node {
         }
         let member = members.member_mut(slot);
         member.pass = pass;
-        member.rank = rank;
+        member.rank = head.rank;
+        member.due = head.due;
         if queued {
             self.order.insert(members, slot);
         }
@@ -258,9 +327,38 @@ impl Node {
         self.clock = clock;
     }
 
+    /// The node as plain numbers, to be kept where there is room.
+    pub fn to_words(self) -> [i64; 3] {
+        let pair = |high: u32, low: u32| (u64::from(high) << 32 | u64::from(low)) as i64;
+        [
+            self.clock.get(),
+            pair(self.order.root(), self.order.len()),
+            i64::from(self.sequence),
+        ]
+    }
+
+    pub fn from_words([clock, order, sequence]: [i64; 3]) -> Self {
+        Node {
+            clock: Ticks::new(clock),
+            order: Tree::from_parts((order as u64 >> 32) as u32, order as u32),
+            sequence: sequence as u32,
+            pad: 0,
+        }
+    }
+
     /// Every invariant of the node, for tests.
     pub fn check(&self, members: &impl Members) -> Result<(), String> {
-        self.order.check(members)
+        self.order.check(members)?;
+        let (mut smallest, mut slot) = (i64::MAX, self.first(members));
+        while slot != NIL {
+            smallest = smallest.min(members.member(slot).due);
+            slot = self.next(members, slot);
+        }
+        if self.oldest(members) == smallest {
+            Ok(())
+        } else {
+            Err(format!("oldest {} stored", self.oldest(members)))
+        }
     }
 
     fn touch(&mut self) {

@@ -51,61 +51,105 @@ impl Sched<'_> {
             return;
         }
         for (index, priority) in Priority::ALL.into_iter().enumerate() {
-            let mut latest_start = None;
-            let mut smallest_pass = None;
-            self.each_of_tier(slot, index, |sched, entry| {
-                let entry = sched.entries.get(entry);
-                if !entry.is(FRESH) {
-                    latest_start = latest_start.max(Some(entry.member.last_start));
-                    if entry.member.is_eligible() {
-                        let pass = entry.member.pass;
-                        smallest_pass =
-                            Some(smallest_pass.map_or(pass, |other: Ticks| other.min(pass)));
-                    }
+            let clock = self.clock(queue, priority);
+            let mut inferred = self.infer_clock(slot, index, NIL);
+            for group in self.groups_of(slot, index) {
+                inferred |= self.infer_clock(slot, index, group);
+            }
+            if inferred {
+                for group in self.groups_of(slot, index) {
+                    self.shift(group, clock);
                 }
-            });
-            let before = self.clock(queue, priority);
-            let Some(latest_start) = latest_start else {
-                self.each_of_tier(slot, index, |sched, entry| {
-                    sched.entries.get_mut(entry).set(FRESH, false);
-                });
-                continue;
-            };
-            let clock = smallest_pass.map_or(latest_start, |pass| pass.min(latest_start));
-            self.each_of_tier(slot, index, |sched, entry| {
-                let record = sched.entries.get_mut(entry);
-                let origin = if record.is(FRESH) { before } else { clock };
-                record.set(FRESH, false);
-                let mut pass = record.member.pass.minus(origin);
-                if record.member.is_eligible() {
-                    pass = pass.max(Ticks::ZERO);
-                }
-                record.member.last_start = record.member.last_start.minus(origin);
-                sched.with_node(entry, |node, entries| node.set_pass(entries, entry, pass));
-            });
-            self.start_at_zero(slot, priority);
+                self.start_at_zero(slot, priority);
+            }
         }
         self.set_queue_state(queue, QueueState::Loaded);
     }
 
-    /// Starts a tier's virtual time anew at 0 once its clock is large, so that no pass ever overflows. No difference
-    /// between any two times changes. O(the queue's keys), once in 2^60 ticks.
-    pub(super) fn rebase_if_needed(&mut self, queue: QueueId, priority: Priority) {
+    /// Infers the clock of one group, or of the keys that stand in the tier itself, and starts it at 0. False if nothing
+    /// has been restored. The passes of groups are not persisted: after a restart all are level.
+    fn infer_clock(&mut self, queue: u32, tier: usize, group: u32) -> bool {
+        let mut latest_start = None;
+        let mut smallest_pass = None;
+        let mut before = None;
+        self.each_of_node(queue, tier, group, |sched, slot| {
+            before = before.or(Some(sched.node_of(slot).clock()));
+            let entry = sched.entries.get(slot);
+            if !entry.is(FRESH) {
+                latest_start = latest_start.max(Some(entry.member.last_start));
+                if entry.member.is_eligible() {
+                    let pass = entry.member.pass;
+                    smallest_pass =
+                        Some(smallest_pass.map_or(pass, |other: Ticks| other.min(pass)));
+                }
+            }
+        });
+        let before = before.unwrap_or(Ticks::ZERO);
+        let Some(latest_start) = latest_start else {
+            self.each_of_node(queue, tier, group, |sched, entry| {
+                sched.entries.get_mut(entry).set(FRESH, false);
+            });
+            return false;
+        };
+        let clock = smallest_pass.map_or(latest_start, |pass| pass.min(latest_start));
+        self.each_of_node(queue, tier, group, |sched, entry| {
+            let record = sched.entries.get_mut(entry);
+            let origin = if record.is(FRESH) { before } else { clock };
+            record.set(FRESH, false);
+            let mut pass = record.member.pass.minus(origin);
+            if record.member.is_eligible() {
+                pass = pass.max(Ticks::ZERO);
+            }
+            record.member.last_start = record.member.last_start.minus(origin);
+            sched.with_node(entry, |node, entries| node.set_pass(entries, entry, pass));
+        });
+        self.set_keys_clock(group, Ticks::ZERO);
+        true
+    }
+
+    /// Sets the clock of a group's keys; nothing if there is no group.
+    fn set_keys_clock(&mut self, group: u32, clock: Ticks) {
+        if group != NIL {
+            let entry = self.entries.get_mut(group);
+            let mut keys = entry.keys();
+            keys.set_clock(clock);
+            entry.set_keys(keys);
+        }
+    }
+
+    /// Starts virtual time anew at 0 once a clock is large, so that no pass ever overflows: that of the tier, and that of
+    /// the group of `entry`. No difference between any two times changes. O(the queue's keys), once in 2^60 ticks.
+    pub(super) fn rebase_if_needed(&mut self, queue: QueueId, priority: Priority, entry: u32) {
         let slot = self.queue_slot(queue);
         let Some(tier) = self.queues.get(slot).tiers.get(priority.index()) else {
             return;
         };
         let clock = tier.node.clock();
-        if clock < Ticks::REBASE_AT {
-            return;
+        if clock >= Ticks::REBASE_AT {
+            self.each_of_node(slot, priority.index(), NIL, |sched, entry| {
+                sched.shift(entry, clock)
+            });
+            for group in self.groups_of(slot, priority.index()) {
+                self.shift(group, clock);
+            }
+            self.start_at_zero(slot, priority);
         }
-        self.each_of_tier(slot, priority.index(), |sched, entry| {
-            // In place: the same shift for all leaves the order as it is.
-            let member = &mut sched.entries.get_mut(entry).member;
-            member.pass = member.pass.minus(clock);
-            member.last_start = member.last_start.minus(clock);
-        });
-        self.start_at_zero(slot, priority);
+        let group = self.entries.get(entry).group;
+        let clock = self.entries.get(group).keys().clock();
+        if group != NIL && clock >= Ticks::REBASE_AT {
+            self.each_of_node(slot, priority.index(), group, |sched, entry| {
+                sched.shift(entry, clock);
+                sched.mark_dirty_slot(entry);
+            });
+            self.set_keys_clock(group, Ticks::ZERO);
+        }
+    }
+
+    /// In place: the same shift for all leaves the order as it is.
+    fn shift(&mut self, slot: u32, clock: Ticks) {
+        let member = &mut self.entries.get_mut(slot).member;
+        member.pass = member.pass.minus(clock);
+        member.last_start = member.last_start.minus(clock);
     }
 
     fn start_at_zero(&mut self, slot: u32, priority: Priority) {
@@ -115,6 +159,21 @@ impl Sched<'_> {
         }
         self.each_of_tier(slot, priority.index(), |sched, entry| {
             sched.mark_dirty_slot(entry)
+        });
+    }
+
+    /// Calls `visit` for each key of one group, or with [`NIL`] of those that stand in the tier itself; as the next one.
+    fn each_of_node(
+        &mut self,
+        queue: u32,
+        tier: usize,
+        group: u32,
+        mut visit: impl FnMut(&mut Self, u32),
+    ) {
+        self.each_of_tier(queue, tier, |sched, slot| {
+            if sched.entries.get(slot).group == group {
+                visit(sched, slot);
+            }
         });
     }
 

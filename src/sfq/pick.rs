@@ -13,10 +13,11 @@
 //! tells the claimer where to look, and `found` makes the answer the lane's head, to be picked by whoever comes next.
 //! Were it charged, then retracted, the clock could meanwhile pass the key by, and the key would lose that charge.
 
-use super::arena::Pool;
+use super::aging::Aged;
+use super::bucket::Bucket;
 use super::lane::{Lane, Next, Row, RowPos, Taken};
 use super::node::{Charged, Node, Rank};
-use super::records::Entry;
+use super::records::{Entry, GROUP, Tenant};
 use super::tree::NIL;
 use super::wake::{rank_of, survey};
 use super::{EntryId, QueueId, Sched, Ticks};
@@ -57,6 +58,10 @@ pub struct Pick {
     pub start: Ticks,
     /// What was charged; zero if nothing.
     pub step: Ticks,
+    /// The cost that was charged; zero if nothing.
+    pub cost: f64,
+    /// Chosen for its age, out of lag order: the clock has not moved.
+    pub aged: bool,
     /// The tier's clock after the pick.
     pub clock: Ticks,
     /// `start - clock`.
@@ -64,7 +69,11 @@ pub struct Pick {
     /// The weight in force.
     pub weight: f64,
     charged: Option<Charged>,
+    group_charged: Option<Charged>,
     taken: Taken,
+    /// The key's tokens before and after, and the weight that its rate went by.
+    tokens: [Bucket; 2],
+    own_weight_before: f32,
 }
 
 impl Pick {
@@ -84,6 +93,9 @@ impl Pick {
             band: self.band,
             row,
             step: self.step,
+            group_step: self
+                .group_charged
+                .map_or(Ticks::ZERO, |charged| charged.step),
         }
     }
 }
@@ -97,15 +109,29 @@ pub struct Charge {
     pub band: u8,
     pub row: Row,
     pub step: Ticks,
+    /// What the key's group was charged; zero if it has none.
+    pub group_step: Ticks,
 }
 
 /// What a search for the next lane came to.
-enum Choice {
+pub(super) enum Choice {
     Lane(u32, u8),
     /// The clock on the wall has gone back since this entry woke.
     Early(u32),
     Nothing,
 }
+
+/// What is looked for in a node.
+pub(super) struct Search<'a> {
+    /// Since when a row must be due at least; `i64::MAX`: any row.
+    pub limit: i64,
+    pub now: i64,
+    pub excluded: &'a [LaneRef],
+    pub handicap: i64,
+}
+
+/// Start, rank, entry and band of a lane.
+pub(super) type Found = (Ticks, Rank, u32, u8);
 
 impl Sched<'_> {
     /// Wakes what is due, chooses the next lane of the queue, moves the clock and charges the key. `excluded` lanes are passed
@@ -118,19 +144,33 @@ impl Sched<'_> {
         excluded: &[LaneRef],
     ) -> Option<Pick> {
         let slot = self.queue_slot(queue);
-        if slot == NIL || self.is_paused(queue) {
+        if slot == NIL {
             return None;
         }
         self.advance(queue, now);
+        if !self.queues.get(slot).is_open() {
+            return None;
+        }
+        if order == Order::Fair && self.queues.get(slot).policy.aging > 0 {
+            loop {
+                match self.choose_aged(slot, now, excluded) {
+                    Aged::Lane(priority, entry, band, aged) => {
+                        return self.take(queue, priority, entry, band, now, order, aged);
+                    }
+                    Aged::Early(entry) => self.refresh(entry, now),
+                    Aged::Nothing => return None,
+                }
+            }
+        }
         for priority in Priority::ALL {
             loop {
                 let choice = match order {
-                    Order::Fair => self.choose_fair(slot, priority, now, excluded),
+                    Order::Fair => self.choose_in(slot, priority, i64::MAX, now, excluded),
                     Order::Due => self.choose_due(slot, priority, now, excluded),
                 };
                 match choice {
                     Choice::Lane(entry, band) => {
-                        return self.take(queue, priority, entry, band, now, order);
+                        return self.take(queue, priority, entry, band, now, order, false);
                     }
                     Choice::Early(entry) => self.refresh(entry, now),
                     Choice::Nothing => break,
@@ -140,11 +180,13 @@ impl Sched<'_> {
         None
     }
 
-    /// The first usable lane in the order (pass, claim-order due, id).
-    fn choose_fair(
+    /// The first usable lane in the order (pass, claim-order due, id) of those whose head is due since `limit` or longer.
+    /// With groups: in the order of their passes, then of the passes within.
+    pub(super) fn choose_in(
         &self,
         queue: u32,
         priority: Priority,
+        limit: i64,
         now: i64,
         excluded: &[LaneRef],
     ) -> Choice {
@@ -152,56 +194,93 @@ impl Sched<'_> {
         let Some(tier) = queue.tiers.get(priority.index()) else {
             return Choice::Nothing;
         };
-        let mut best: Option<(Ticks, Rank, u32, u8)> = None;
-        let mut slot = tier.node.first(&self.entries);
+        let search = Search {
+            limit,
+            now,
+            excluded,
+            handicap: queue.policy.handicap,
+        };
+        match self.first_usable(&tier.node, &search) {
+            Ok(found) => found.map_or(Choice::Nothing, |(_, _, slot, band)| {
+                Choice::Lane(slot, band)
+            }),
+            Err(early) => Choice::Early(early),
+        }
+    }
+
+    /// As [`Sched::choose_in`], in one node; an error is an entry whose head is not due after all.
+    pub(super) fn first_usable(
+        &self,
+        node: &Node,
+        search: &Search<'_>,
+    ) -> Result<Option<Found>, u32> {
+        let limit = search.limit;
+        let clock = node.clock();
+        let mut best: Option<Found> = None;
+        let mut slot = match limit {
+            i64::MAX => node.first(&self.entries),
+            _ => node.first_older(&self.entries, limit),
+        };
         while slot != NIL {
             let entry = self.entries.get(slot);
-            let start = tier.node.start_of(&entry.member);
-            if best.is_some_and(|(smallest, ..)| smallest < start) {
+            let (start, pass) = (node.start_of(&entry.member), entry.member.pass);
+            // A group's rank is that of its first key, which a limit or an exclusion may pass over.
+            let ranked = !entry.is(GROUP) || limit == i64::MAX && search.excluded.is_empty();
+            if let Some((smallest, rank, ..)) = best
+                // Entries stand in the order of pass and front lane, except that all passes behind the clock count as
+                // the clock. So none that follows can be before this one.
+                && (smallest < start || ranked && pass >= clock && rank < entry.member.rank)
+            {
                 break;
             }
-            if !is_due(entry, entry.front, now) {
-                return Choice::Early(slot);
-            }
-            for (band, lane) in (0u8..).zip(&entry.lanes) {
-                if lane.is_open() && lane.head.is_due(now) && !self.is_in(excluded, slot, band) {
-                    let candidate = (start, rank_of(lane.head, band, queue.handicap), slot, band);
+            if entry.is(GROUP) {
+                if let Some((_, rank, key, band)) = self.first_usable(&entry.keys(), search)? {
+                    let candidate = (start, rank, key, band);
                     best = Some(best.map_or(candidate, |other| candidate.min(other)));
                 }
+            } else {
+                if !is_due(entry, entry.front, search.now) {
+                    return Err(slot);
+                }
+                for (band, lane) in (0u8..).zip(&entry.lanes) {
+                    let head = lane.head;
+                    let due = lane.is_open() && head.is_due(search.now) && head.due <= limit;
+                    if due && !self.is_in(search.excluded, slot, band) {
+                        let candidate = (start, rank_of(head, band, search.handicap), slot, band);
+                        best = Some(best.map_or(candidate, |other| candidate.min(other)));
+                    }
+                }
             }
-            // Entries stand in the order of pass and front lane, so none that follows can be before this one; except
-            // that all passes behind the clock count as the clock.
-            if entry.member.pass >= tier.node.clock() && !self.is_in(excluded, slot, entry.front) {
+            if ranked
+                && pass >= clock
+                && best.is_some_and(|(_, rank, ..)| rank == entry.member.rank)
+            {
                 break;
             }
-            slot = tier.node.next(&self.entries, slot);
+            slot = match limit {
+                i64::MAX => node.next(&self.entries, slot),
+                _ => node.next_older(&self.entries, slot, limit),
+            };
         }
-        best.map_or(Choice::Nothing, |(_, _, slot, band)| {
-            Choice::Lane(slot, band)
-        })
+        Ok(best)
     }
 
     /// The usable lane whose head is first by (due, id).
     fn choose_due(&self, queue: u32, priority: Priority, now: i64, excluded: &[LaneRef]) -> Choice {
-        let queue = self.queues.get(queue);
-        let Some(tier) = queue.tiers.get(priority.index()) else {
-            return Choice::Nothing;
-        };
         let mut best: Option<(RowPos, u32, u8)> = None;
-        let mut slot = tier.node.first(&self.entries);
-        while slot != NIL {
+        self.each_eligible(queue, priority, |slot| {
             for (band, lane) in (0u8..).zip(&self.entries.get(slot).lanes) {
                 if lane.is_open() && lane.head.is_due(now) && !self.is_in(excluded, slot, band) {
                     let candidate = (lane.head, slot, band);
                     best = Some(best.map_or(candidate, |other| candidate.min(other)));
                 }
             }
-            slot = tier.node.next(&self.entries, slot);
-        }
+            true
+        });
         best.map_or(Choice::Nothing, |(_, slot, band)| Choice::Lane(slot, band))
     }
 
-    fn is_in(&self, lanes: &[LaneRef], slot: u32, band: u8) -> bool {
+    pub(super) fn is_in(&self, lanes: &[LaneRef], slot: u32, band: u8) -> bool {
         !lanes.is_empty()
             && lanes.contains(&LaneRef {
                 entry: self.entry_id(slot),
@@ -209,6 +288,7 @@ impl Sched<'_> {
             })
     }
 
+    #[allow(clippy::too_many_arguments)]
     fn take(
         &mut self,
         queue: QueueId,
@@ -217,33 +297,58 @@ impl Sched<'_> {
         band: u8,
         now: i64,
         order: Order,
+        aged: bool,
     ) -> Option<Pick> {
-        self.rebase_if_needed(queue, priority);
+        self.rebase_if_needed(queue, priority, slot);
         let taken = self.lane_mut(slot, band)?.take();
-        let weight = self.weight_in_force(self.entries.get(slot).tenant, taken.own_weight());
-        let record = self.queues.get_mut(queue.slot);
-        let handicap = record.handicap;
-        let node = &mut record.tiers.get_mut(priority.index())?.node;
+        let tenant = self.entries.get(slot).tenant;
+        let weight = self.weight_in_force(tenant, taken.own_weight());
+        let cost = self.cost_of(tenant);
+        let policy = self.queues.get(queue.slot).policy;
         let entry = self.entries.get_mut(slot);
         entry.in_flight += 1;
-        let start = node.start_of(&entry.member);
-        if taken.exact() {
-            let tenant = self.tenants.get_mut(entry.tenant);
-            tenant.set_running(tenant.running.saturating_add(1));
+        let head = survey(entry, &policy, now)
+            .front
+            .map_or(entry.member.head(), |(head, _)| head);
+        let start = self.node_of(slot).start_of(&self.entries.get(slot).member);
+        let (mut charged, mut group_charged) = (None, None);
+        if taken.exact() && order == Order::Fair {
+            let group_step = self.group_step(slot, cost);
+            group_charged = self.with_group(slot, |tier, entries, group| {
+                if aged {
+                    tier.charge(entries, group, group_step)
+                } else {
+                    let head = entries.get(group).member.head();
+                    tier.claim(entries, group, group_step, head)
+                }
+            });
+            let step = Ticks::step(cost, weight);
+            charged = self.with_node(slot, |node, entries| {
+                Some(if aged {
+                    node.charge(entries, slot, step)
+                } else {
+                    node.claim(entries, slot, step, head)
+                })
+            });
         }
-        let charged = if taken.exact() && order == Order::Fair {
-            let rank = survey(entry, handicap, now)
-                .0
-                .map_or(entry.member.rank, |(rank, _)| rank);
-            Some(node.claim(&mut self.entries, slot, Ticks::step(1.0, weight), rank))
-        } else {
-            None
-        };
-        let clock = node.clock();
+        let clock = self.node_of(slot).clock();
         if charged.is_some() {
             self.mark_dirty_slot(slot);
         }
         self.refresh(slot, now);
+        self.settle_key(tenant, now);
+        let Tenant {
+            own_weight: own_weight_before,
+            bucket: tokens_before,
+            ..
+        } = *self.tenants.get(tenant);
+        if taken.exact() {
+            self.start_running(tenant, taken.own_weight(), now);
+        }
+        let tokens = [tokens_before, self.tenants.get(tenant).bucket];
+        if taken.exact() {
+            self.regate(tenant, now);
+        }
         Some(Pick {
             epoch: self.epoch(),
             queue,
@@ -256,11 +361,16 @@ impl Sched<'_> {
             generation: taken.generation(),
             start,
             step: charged.map_or(Ticks::ZERO, |charged| charged.step),
+            cost: if charged.is_some() { cost } else { 0.0 },
+            aged: aged && charged.is_some(),
             clock,
             lag: start.minus(clock),
             weight,
             charged,
+            group_charged,
             taken,
+            tokens,
+            own_weight_before,
         })
     }
 
@@ -280,26 +390,26 @@ impl Sched<'_> {
     /// The first row that could be tried is `actual`, not the expected one; `clean` as in [`Sched::confirm`], for the
     /// rows before `actual`. What was charged is taken back.
     pub fn found(&mut self, pick: &Pick, clean: bool, actual: Row, now: i64) {
-        self.take_back(pick);
+        self.take_back(pick, now);
         self.update_lane(pick, now, |lane, taken| lane.found(taken, clean, actual));
     }
 
     /// No row was seen from `pick.cursor` on. What was charged is taken back.
     pub fn close(&mut self, pick: &Pick, now: i64) {
-        self.take_back(pick);
+        self.take_back(pick, now);
         self.update_lane(pick, now, |lane, taken| lane.close(taken));
     }
 
     /// The expected row is held by somebody else, so the cursor stays at it; `next` is the row after it that could
     /// be tried. What was charged is taken back.
     pub fn hold(&mut self, pick: &Pick, row: RowPos, next: Next, now: i64) {
-        self.take_back(pick);
+        self.take_back(pick, now);
         self.update_lane(pick, now, |lane, taken| lane.hold(taken, row, next));
     }
 
     /// The pick came to nothing: everything is given back.
     pub fn retract(&mut self, pick: &Pick, now: i64) {
-        self.take_back(pick);
+        self.take_back(pick, now);
         self.update_lane(pick, now, |lane, taken| lane.give_back(taken));
     }
 
@@ -321,12 +431,13 @@ impl Sched<'_> {
             return;
         }
         self.land(slot);
-        self.change_running(slot, -1);
         if charge.step != Ticks::ZERO {
-            self.with_node(slot, |node, entries| node.undo(entries, slot, charge.step));
-            self.mark_dirty_slot(slot);
+            self.take_off(slot, charge.step, charge.group_step);
             self.counters(charge.queue).refunds += 1;
         }
+        let tenant = self.entries.get(slot).tenant;
+        self.stop_running(tenant, now);
+        self.return_key_token(tenant, now);
         self.note_row(slot, charge.band, charge.row, now);
     }
 
@@ -344,18 +455,35 @@ impl Sched<'_> {
         entry.in_flight = entry.in_flight.saturating_sub(1);
     }
 
-    fn take_back(&mut self, pick: &Pick) {
+    fn take_back(&mut self, pick: &Pick, now: i64) {
         let slot = self.live(pick.epoch, pick.entry);
         if slot == NIL {
             return;
         }
         self.land(slot);
-        if pick.exact {
-            self.change_running(slot, -1);
-        }
+        // Before the key may join again: a join would be in the way of an exact retraction.
         if let Some(charged) = pick.charged {
             self.with_node(slot, |node, entries| node.retract(entries, slot, &charged));
+            if let Some(charged) = pick.group_charged {
+                self.with_group(slot, |tier, entries, group| {
+                    tier.retract(entries, group, &charged);
+                });
+            }
             self.mark_dirty_slot(slot);
+        }
+        if pick.exact {
+            let slot = self.entries.get(slot).tenant;
+            let tenant = self.tenants.get_mut(slot);
+            let [before, after] = pick.tokens;
+            if tenant.bucket.is_same(&after) {
+                // Not a token more is due, whatever the weights of the rows.
+                tenant.own_weight = pick.own_weight_before;
+                tenant.bucket = before;
+                self.stop_running(slot, now);
+            } else {
+                self.stop_running(slot, now);
+                self.return_key_token(slot, now);
+            }
         }
     }
 
@@ -366,25 +494,6 @@ impl Sched<'_> {
             lane.stay_awake_for_held(now);
             self.refresh(slot, now);
         }
-    }
-
-    pub(super) fn with_node<R: Default>(
-        &mut self,
-        slot: u32,
-        act: impl FnOnce(&mut Node, &mut Pool<'_, Entry>) -> R,
-    ) -> R {
-        let entry = self.entries.get(slot);
-        let queue = self.queues.get_mut(self.tenants.get(entry.tenant).queue);
-        match queue.tiers.get_mut(usize::from(entry.tier)) {
-            Some(tier) => act(&mut tier.node, &mut self.entries),
-            None => R::default(),
-        }
-    }
-
-    /// Counts tasks of the entry's key that began (or, below zero, ended) to run.
-    fn change_running(&mut self, slot: u32, delta: i32) {
-        let tenant = self.tenants.get_mut(self.entries.get(slot).tenant);
-        tenant.set_running(tenant.running.saturating_add(delta).max(0));
     }
 }
 

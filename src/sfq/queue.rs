@@ -47,9 +47,9 @@ impl QueueRec {
             scope: self.scope,
             name: self.name(),
             state: self.queue_state(),
-            paused: self.paused != 0,
+            paused: self.policy.paused != 0,
             entries: self.entry_count,
-            eligible: self.tiers.iter().map(|tier| tier.node.len()).sum(),
+            eligible: if self.is_open() { self.eligible } else { 0 },
             counters: self.counters,
         }
     }
@@ -197,32 +197,6 @@ impl Sched<'_> {
             QueueState::Loading => LOADING,
             QueueState::Loaded => LOADED,
         };
-    }
-
-    /// Nothing can be picked from a paused queue.
-    pub fn set_paused(&mut self, queue: QueueId, paused: bool) {
-        let slot = self.queue_slot(queue);
-        self.queues.get_mut(slot).paused = u8::from(paused);
-    }
-
-    pub fn is_paused(&self, queue: QueueId) -> bool {
-        self.queues.get(self.queue_slot(queue)).paused != 0
-    }
-
-    /// How far `new_start` rows stand back, in microseconds. O(its keys).
-    pub fn set_handicap(&mut self, queue: QueueId, micros: i64, now: i64) {
-        let slot = self.queue_slot(queue);
-        if slot == NIL || self.queues.get(slot).handicap == micros {
-            return;
-        }
-        self.queues.get_mut(slot).handicap = micros;
-        let mut entry = self.queues.get(slot).entries.first;
-        while entry != NIL {
-            // `refresh` marks entries dirty, which reorders the list: to its front, never past an unseen one.
-            let next = self.entries.get(entry).siblings.next;
-            self.refresh(entry, now);
-            entry = next;
-        }
     }
 
     /// When the next lease of the queue may expire, at the earliest; `i64::MAX` if none is known.

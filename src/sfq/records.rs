@@ -1,8 +1,10 @@
 //! The records of the byte region: plain integers and floats, no pointers, since every process maps the region at an
 //! address of its own. All-zero bytes are a valid, unused record of every kind.
 
+use super::bucket::Bucket;
 use super::lane::Lane;
 use super::node::{Member, Node};
+use super::policy::PolicyRec;
 use super::tree::{Links, Tree};
 use crate::names::{MAX_KEY_BYTES, Priority};
 
@@ -91,7 +93,11 @@ pub struct ByWake;
 #[derive(Clone, Copy, Debug)]
 pub struct QueueRec {
     pub scope: u64,
-    pub handicap: i64,
+    pub(super) policy: PolicyRec,
+    /// Of all claims, against `rate_limit`.
+    pub(super) bucket: Bucket,
+    /// The latest time that any call has told.
+    pub latest: i64,
     pub lease_due: i64,
     pub unpin_due: i64,
     pub counters: Counters,
@@ -101,14 +107,15 @@ pub struct QueueRec {
     pub entries: List,
     pub entry_count: u32,
     pub dirty_count: u32,
+    /// Entries that are eligible, as far as their keys go.
+    pub eligible: u32,
     /// Next in its hash chain; next free slot while unused.
     pub chain: u32,
     /// 0 while the slot is unused.
     pub stamp: u32,
     pub name_len: u16,
     pub state: u8,
-    pub paused: u8,
-    pub pad: u32,
+    pub pad: [u8; 1],
     pub name: [u8; 256],
 }
 
@@ -118,6 +125,8 @@ pub struct QueueRec {
 pub struct Tenant {
     /// The queue's override; NaN if there is none.
     pub weight: f64,
+    /// Of the key's claims, against `key_rate_limit`.
+    pub(super) bucket: Bucket,
     /// 0 while the slot is unused.
     pub queue: u32,
     /// Next in its hash chain; next free slot while unused.
@@ -127,6 +136,11 @@ pub struct Tenant {
     pub running: i32,
     /// Its entry in each tier.
     pub entries: [u32; Priority::COUNT],
+    /// Moving average of measured run times, in seconds; NaN: none has been measured.
+    pub average: f32,
+    /// The own weight of the row claimed last, else of the first noted, for the rate of a key without an override; NaN:
+    /// there has been none.
+    pub own_weight: f32,
     pub key_len: u16,
     /// Grows with each change of `running`, so that a count read from the table can be known to be out of date.
     pub running_changes: u16,
@@ -139,17 +153,18 @@ pub struct Tenant {
 pub struct Entry {
     pub member: Member,
     pub lanes: [Lane; BANDS],
-    /// When the first sleeping lane's head comes due; `i64::MAX` if none sleeps.
+    /// When the first sleeping lane's head comes due, or the key has a token again; `i64::MAX`: never. Of an idle entry,
+    /// since when nothing is pending or running.
     pub wake: i64,
-    /// Since when nothing is pending or running, while the entry is in the idle list.
-    pub idle_since: i64,
     pub timer: Links,
     /// Among the queue's entries.
     pub siblings: Siblings,
     pub tenant: u32,
+    /// The group that the key stands in, if any.
+    pub group: u32,
     /// 0 while the slot is unused; then `siblings.next` is the next free slot.
     pub stamp: u32,
-    /// Picks and claims whose transactions have not ended; the entry stays until they have.
+    /// Picks and claims whose transactions have not ended; the entry stays until they have. Of a group: its keys.
     pub in_flight: u32,
     pub tier: u8,
     /// The band of the lane whose head ranks the entry.
@@ -166,6 +181,8 @@ pub const IDLE: u8 = 2;
 pub const TIMED: u8 = 4;
 /// Joined while its queue was loading, and no persisted state has been seen: its pass is unknown.
 pub const FRESH: u8 = 8;
+/// Is no key, but a group of keys.
+pub const GROUP: u8 = 16;
 
 impl Entry {
     pub fn is(&self, flag: u8) -> bool {

@@ -25,6 +25,19 @@ pub trait Nodes<By> {
     fn key(&self, slot: u32) -> Self::Key;
     fn links(&self, slot: u32) -> &Links;
     fn links_mut(&mut self, slot: u32) -> &mut Links;
+    /// Brings what a new leaf keeps of its subtree up to date. A record may keep the minimum of something over its
+    /// subtree; these four keep it right, and say whether it has changed.
+    fn begin(&mut self, _leaf: u32) {}
+    /// A record was added to the subtree of a child.
+    fn absorb(&mut self, _slot: u32, _child: u32) -> bool {
+        false
+    }
+    /// A record was removed from its subtree.
+    fn summarise(&mut self, _slot: u32) -> bool {
+        false
+    }
+    /// `up` has taken the place of `down`, which has become its child.
+    fn rotated(&mut self, _up: u32, _down: u32) {}
 }
 
 /// The root and the size; everything else stands in the records.
@@ -41,6 +54,18 @@ impl<By> Tree<By> {
         self.len
     }
 
+    pub fn from_parts(root: u32, len: u32) -> Self {
+        Tree {
+            root,
+            len,
+            order: PhantomData,
+        }
+    }
+
+    pub fn root(&self) -> u32 {
+        self.root
+    }
+
     pub fn is_empty(&self) -> bool {
         self.root == NIL
     }
@@ -48,6 +73,7 @@ impl<By> Tree<By> {
     /// Adds a record that is not in the tree. Equal keys are ordered by slot.
     pub fn insert<N: Nodes<By>>(&mut self, nodes: &mut N, slot: u32) {
         *nodes.links_mut(slot) = Links::default();
+        nodes.begin(slot);
         self.len += 1;
         if self.root == NIL {
             self.root = slot;
@@ -69,6 +95,11 @@ impl<By> Tree<By> {
                 break;
             }
             at = *child;
+        }
+        let (mut child, mut at) = (slot, nodes.links(slot).parent);
+        while at != NIL && nodes.absorb(at, child) {
+            child = at;
+            at = nodes.links(at).parent;
         }
         loop {
             let parent = nodes.links(slot).parent;
@@ -96,6 +127,7 @@ impl<By> Tree<By> {
             if child != NIL {
                 nodes.links_mut(child).parent = parent;
             }
+            Self::summarise_up(nodes, parent);
             break;
         }
         *nodes.links_mut(slot) = Links::default();
@@ -159,6 +191,14 @@ impl<By> Tree<By> {
         Ok(())
     }
 
+    /// A record was removed from the subtree of `slot`.
+    fn summarise_up<N: Nodes<By>>(nodes: &mut N, slot: u32) {
+        let mut at = slot;
+        while at != NIL && nodes.summarise(at) {
+            at = nodes.links(at).parent;
+        }
+    }
+
     fn rotate_up<N: Nodes<By>>(&mut self, nodes: &mut N, slot: u32) {
         let parent = nodes.links(slot).parent;
         let grandparent = nodes.links(parent).parent;
@@ -179,6 +219,7 @@ impl<By> Tree<By> {
         nodes.links_mut(parent).parent = slot;
         nodes.links_mut(slot).parent = grandparent;
         self.replace_child(nodes, grandparent, parent, slot);
+        nodes.rotated(slot, parent);
     }
 
     fn replace_child<N: Nodes<By>>(&mut self, nodes: &mut N, parent: u32, old: u32, new: u32) {

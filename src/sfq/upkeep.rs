@@ -4,7 +4,7 @@
 use super::pick::Charge;
 use super::records::IDLE;
 use super::tree::NIL;
-use super::{Accounted, Full, QueueId, QueueState, Row, RowPos, Sched, Ticks};
+use super::{Accounted, QueueId, QueueState, Refused, Row, RowPos, Sched, Ticks};
 use crate::names::{FairnessKey, Priority};
 
 /// How many tasks of a key run, as the board believes.
@@ -26,7 +26,46 @@ impl QueueId {
 
 impl Sched<'_> {
     /// A row is claimed aside from the fair order (it was pinned, or asked for by its id): its key joins and is charged,
-    /// the clock does not move (rule 3). The charge is kept or undone like that of a pick.
+    /// the clock does not move (rule 3). The charge is kept or undone like that of a pick. Refused to a key at its cap or
+    /// without a token, and in a paused queue.
+    #[allow(clippy::too_many_arguments)]
+    pub fn claim_aside(
+        &mut self,
+        queue: QueueId,
+        priority: Priority,
+        key: &FairnessKey<'_>,
+        band: u8,
+        row: Row,
+        now: i64,
+    ) -> Result<(Accounted, Charge), Refused> {
+        if let Some(refused) = self.refused(queue, key, now) {
+            return Err(refused);
+        }
+        let tenant = self.find_tenant(self.queue_slot(queue), key);
+        let cost = self.cost_of(tenant);
+        let accounted = self.charge(queue, priority, key, cost, row.weight, now)?;
+        let slot = self.entry_slot(accounted.entry);
+        if slot != NIL {
+            let entry = self.entries.get_mut(slot);
+            entry.in_flight += 1;
+            let tenant = entry.tenant;
+            self.start_running(tenant, row.weight, now);
+            self.refresh(slot, now);
+            self.regate(tenant, now);
+        }
+        let charge = Charge {
+            epoch: accounted.epoch,
+            queue,
+            entry: accounted.entry,
+            band: band.min(1),
+            row,
+            step: accounted.step,
+            group_step: accounted.group_step,
+        };
+        Ok((accounted, charge))
+    }
+
+    /// As [`Sched::claim_aside`], for a row of band 0.
     pub fn take_aside(
         &mut self,
         queue: QueueId,
@@ -34,28 +73,12 @@ impl Sched<'_> {
         key: &FairnessKey<'_>,
         row: Row,
         now: i64,
-    ) -> Result<(Accounted, Charge), Full> {
-        let accounted = self.charge(queue, priority, key, 1.0, row.weight, now)?;
-        let slot = self.entry_slot(accounted.entry);
-        if slot != NIL {
-            let entry = self.entries.get_mut(slot);
-            entry.in_flight += 1;
-            let tenant = self.tenants.get_mut(entry.tenant);
-            tenant.set_running(tenant.running.saturating_add(1));
-            self.refresh(slot, now);
-        }
-        let charge = Charge {
-            epoch: accounted.epoch,
-            queue,
-            entry: accounted.entry,
-            band: 0,
-            row,
-            step: accounted.step,
-        };
-        Ok((accounted, charge))
+    ) -> Result<(Accounted, Charge), Refused> {
+        self.claim_aside(queue, priority, key, 0, row, now)
     }
 
-    /// The pass that a key would be charged at now: its own, or the clock if it is behind or unknown.
+    /// The pass that a key would be charged at now: its own, or the clock if it is behind or unknown. Of a key in a group,
+    /// the group's.
     pub fn pass_of(&self, queue: QueueId, priority: Priority, key: &FairnessKey<'_>) -> Ticks {
         let slot = match self.queue_slot(queue) {
             NIL => NIL,
@@ -65,7 +88,15 @@ impl Sched<'_> {
         if slot == NIL {
             clock
         } else {
-            self.entries.get(slot).member.pass.max(clock)
+            {
+                let entry = self.entries.get(slot);
+                let group = if entry.group == NIL {
+                    slot
+                } else {
+                    entry.group
+                };
+                self.entries.get(group).member.pass.max(clock)
+            }
         }
     }
 
@@ -155,14 +186,18 @@ impl Sched<'_> {
     /// No task of the scope runs any more: they were truncated.
     pub fn clear_running(&mut self, scope: u64) {
         self.each_tenant_of(scope, |sched, tenant| {
-            sched.tenants.get_mut(tenant).set_running(0)
+            sched.tenants.get_mut(tenant).set_running(0);
+            sched.regate(tenant, sched.latest_of(tenant));
         });
     }
 
     /// No key of the scope has an override any more: they were truncated.
     pub fn clear_overrides(&mut self, scope: u64) {
         self.each_tenant_of(scope, |sched, tenant| {
-            sched.tenants.get_mut(tenant).weight = f64::NAN
+            let latest = sched.latest_of(tenant);
+            sched.settle_key(tenant, latest);
+            sched.tenants.get_mut(tenant).weight = f64::NAN;
+            sched.regate(tenant, latest);
         });
     }
 

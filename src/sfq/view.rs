@@ -1,8 +1,11 @@
 //! What an observer sees, and the check of all invariants that the tests run after every step.
 
+use super::gate::{Gate, gate_of};
+use super::group::group_name;
 use super::lane::Lane;
-use super::records::{DIRTY, IDLE, QueueRec, TIMED};
+use super::records::{DIRTY, Entry, GROUP, IDLE, QueueRec, TIMED, Tenant};
 use super::tree::NIL;
+use super::wake::{Survey, survey};
 use super::{QueueId, Sched, Ticks};
 use crate::names::{FairnessKey, Priority};
 
@@ -22,12 +25,52 @@ pub struct EntryView<'s> {
     /// Of the key in all tiers of the queue.
     pub running: i32,
     pub eligible: bool,
+    /// Why it is not; `None` also if it has no row.
+    pub waiting_for: Option<Waiting>,
+    /// Its group, if the queue has a separator.
+    pub group: Option<GroupView<'s>>,
     /// scheduled_at of the first claimable row, or a lower bound of it while a claim of this key is under way.
     pub head_due: Option<i64>,
     /// When the next sleeping lane of the key wakes.
     pub wake: Option<i64>,
     pub in_flight: u32,
     pub dirty: bool,
+}
+
+/// Why a key with rows is not eligible.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waiting {
+    /// The queue is paused.
+    Paused,
+    /// The key is at its cap of running tasks.
+    Cap,
+    /// The key or the queue has no token.
+    Rate,
+    /// Its rows are not due yet.
+    Future,
+}
+
+impl Waiting {
+    /// As `fair_state` names it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Waiting::Paused => "paused",
+            Waiting::Cap => "cap",
+            Waiting::Rate => "rate",
+            Waiting::Future => "future",
+        }
+    }
+}
+
+/// The group of a key, in the key's tier (rule 9). The entry's own pass and lag are those within the group.
+#[derive(Clone, Debug)]
+pub struct GroupView<'s> {
+    pub name: FairnessKey<'s>,
+    pub weight: f64,
+    pub pass: Ticks,
+    /// The tier's clock; the entry's own `clock` is the group's.
+    pub clock: Ticks,
+    pub lag: Ticks,
 }
 
 /// What [`Sched::take_dirty`] gives: a row of key_state.
@@ -98,7 +141,7 @@ impl Sched<'_> {
     fn entry_view(&self, queue: &QueueRec, slot: u32) -> Option<EntryView<'_>> {
         let entry = self.entries.get(slot);
         let tenant = self.tenants.get(entry.tenant);
-        let node = &queue.tiers.get(usize::from(entry.tier))?.node;
+        let node = self.node_of(slot);
         let (clock, start) = (node.clock(), node.start_of(&entry.member));
         let eligible = entry.member.is_eligible();
         let front = entry
@@ -118,9 +161,11 @@ impl Sched<'_> {
                 entry.member.pass.minus(clock)
             },
             running: tenant.running,
-            eligible,
+            eligible: eligible && queue.is_open(),
+            waiting_for: waiting_for(queue, tenant, entry),
+            group: self.group_view(queue, slot),
             head_due: front.filter(|_| eligible).map(|lane| lane.head.due),
-            wake: (entry.wake != i64::MAX).then_some(entry.wake),
+            wake: entry.is(TIMED).then_some(entry.wake),
             in_flight: entry.in_flight,
             dirty: entry.is(DIRTY),
         })
@@ -144,7 +189,7 @@ impl Sched<'_> {
 
     fn check_queue(&self, slot: u32, queue: &QueueRec) -> Result<u32, String> {
         let (mut count, mut dirty, mut timed) = (0, 0, 0);
-        let mut in_tier = [(0, 0); Priority::COUNT];
+        let mut in_tier = [(0, 0, 0); Priority::COUNT];
         let (mut at, mut before) = (queue.entries.first, NIL);
         while at != NIL {
             let entry = self.entries.get(at);
@@ -161,8 +206,9 @@ impl Sched<'_> {
             count += 1;
             dirty += u32::from(entry.is(DIRTY));
             timed += u32::from(entry.is(TIMED));
-            if let Some((all, eligible)) = in_tier.get_mut(usize::from(entry.tier)) {
+            if let Some((all, direct, eligible)) = in_tier.get_mut(usize::from(entry.tier)) {
                 *all += 1;
+                *direct += u32::from(entry.member.is_eligible() && entry.group == NIL);
                 *eligible += u32::from(entry.member.is_eligible());
             }
             before = at;
@@ -173,12 +219,57 @@ impl Sched<'_> {
         equal("dirty entries", queue.dirty_count, dirty)?;
         equal("timers", queue.timers.len(), timed)?;
         queue.timers.check(&self.entries)?;
-        for (tier, (all, eligible)) in queue.tiers.iter().zip(in_tier) {
+        let (mut of_queue, mut groups) = (0, 0);
+        for (index, (tier, (all, direct, eligible))) in queue.tiers.iter().zip(in_tier).enumerate()
+        {
             equal("entries of a tier", tier.entries, all)?;
-            equal("eligible entries of a tier", tier.node.len(), eligible)?;
             tier.node.check(&self.entries)?;
+            let mut members = direct;
+            for group in self.groups_of(slot, index) {
+                groups += 1;
+                members += self
+                    .check_group(queue, group)
+                    .map_err(|fault| format!("group {group}: {fault}"))?;
+            }
+            equal("members of a tier", tier.node.len(), members)?;
+            of_queue += eligible;
         }
+        equal("eligible entries", queue.eligible, of_queue)?;
+        count += groups;
         Ok(count)
+    }
+
+    /// 1 if the group is eligible, else 0.
+    fn check_group(&self, queue: &QueueRec, group: u32) -> Result<u32, String> {
+        let entry = self.entries.get(group);
+        let keys = entry.keys();
+        keys.check(&self.entries)?;
+        let (mut count, mut eligible, mut at) = (0, 0, queue.entries.first);
+        while at != NIL {
+            let key = self.entries.get(at);
+            if key.group == group {
+                count += 1;
+                eligible += u32::from(key.member.is_eligible());
+                let name = self.tenants.get(key.tenant).key();
+                let of_group = self.tenants.get(entry.tenant).key();
+                if key.tier != entry.tier || group_name(name, queue.policy.separator) != of_group {
+                    return Err(format!("entry {at} belongs elsewhere"));
+                }
+            }
+            at = key.siblings.next;
+        }
+        equal("keys", entry.in_flight, count)?;
+        equal("eligible keys", keys.len(), eligible)?;
+        if entry.member.is_eligible() == keys.is_empty() || !entry.is(GROUP) {
+            return Err("eligible without keys, or the other way round".into());
+        }
+        let first = self.entries.get(keys.first(&self.entries)).member.head();
+        let head = entry.member.head();
+        let oldest = keys.oldest(&self.entries);
+        if !keys.is_empty() && (head.rank, head.due) != (first.rank, oldest) {
+            return Err("does not stand where its first key does".into());
+        }
+        Ok(u32::from(entry.member.is_eligible()))
     }
 
     fn check_entry(&self, slot: u32) -> Result<(), String> {
@@ -198,15 +289,21 @@ impl Sched<'_> {
         if entry.is(IDLE) == entry.has_work() {
             return Err("idle with work, or neither".into());
         }
-        if entry.is(TIMED) != (entry.wake != i64::MAX) {
+        if !entry.is(IDLE) && entry.is(TIMED) != (entry.wake != i64::MAX) {
             return Err("timer and wake-up time differ".into());
         }
         let sleeps = entry
             .lanes
             .iter()
             .any(|lane| lane.is_open() && lane.head.due != i64::MAX);
-        if sleeps && !entry.is(TIMED) && !entry.member.is_eligible() {
+        let tenant = self.tenants.get(entry.tenant);
+        let gate = gate_of(self.queues.get(tenant.queue), tenant);
+        let asleep = entry.is(TIMED) || matches!(gate, Gate::Capped | Gate::Limited(i64::MAX));
+        if sleeps && !asleep && !entry.member.is_eligible() {
             return Err("has open lanes but is neither eligible nor asleep".into());
+        }
+        if entry.member.is_eligible() && gate != Gate::Open {
+            return Err(format!("eligible, but held back: {gate:?}"));
         }
         Ok(())
     }
@@ -250,6 +347,22 @@ impl Sched<'_> {
         }
         equal("key records in use", self.header.free_tenants.in_use, used)?;
         equal("key records in hash chains", chained, used)
+    }
+}
+
+/// Why a key is not eligible, as of the last [`Sched::advance`].
+fn waiting_for(queue: &QueueRec, tenant: &Tenant, entry: &Entry) -> Option<Waiting> {
+    let Survey { front, wake } = survey(entry, &queue.policy, queue.latest);
+    if front.is_none() {
+        return (wake != i64::MAX).then_some(Waiting::Future);
+    }
+    if queue.policy.paused != 0 {
+        return Some(Waiting::Paused);
+    }
+    match gate_of(queue, tenant) {
+        Gate::Capped => Some(Waiting::Cap),
+        Gate::Limited(_) => Some(Waiting::Rate),
+        Gate::Open => (!queue.is_open()).then_some(Waiting::Rate),
     }
 }
 

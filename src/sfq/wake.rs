@@ -1,9 +1,11 @@
 //! Which entries are eligible now, and when the sleeping ones wake: the only place where an entry joins its tier's
 //! order, leaves it or moves in it because of its lanes.
 
+use super::gate::Gate;
 use super::lane::{Lane, Row, RowPos};
-use super::node::Rank;
-use super::records::{Entry, TIMED};
+use super::node::{Head, Rank};
+use super::policy::PolicyRec;
+use super::records::{Entry, IDLE, QueueRec, TIMED};
 use super::tree::NIL;
 use super::{Full, QueueId, Sched};
 use crate::names::{FairnessKey, Priority};
@@ -26,22 +28,37 @@ pub(super) fn rank_of(head: RowPos, band: u8, handicap: i64) -> Rank {
     }
 }
 
-/// The entry's first claimable lane, and when the next sleeping one wakes (`i64::MAX`: never).
-pub(super) fn survey(entry: &Entry, handicap: i64, now: i64) -> (Option<(Rank, u8)>, i64) {
+/// What an entry's lanes come to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Survey {
+    /// The first claimable lane's head, and its band.
+    pub front: Option<(Head, u8)>,
+    /// When the next sleeping lane wakes; `i64::MAX`: never.
+    pub wake: i64,
+}
+
+pub(super) fn survey(entry: &Entry, policy: &PolicyRec, now: i64) -> Survey {
     let mut front: Option<(Rank, u8)> = None;
+    let mut due = i64::MAX;
     let mut wake = i64::MAX;
     for (band, lane) in (0u8..).zip(&entry.lanes) {
         if !lane.is_open() {
             continue;
         }
         if lane.head.is_due(now) {
-            let candidate = (rank_of(lane.head, band, handicap), band);
+            let candidate = (rank_of(lane.head, band, policy.handicap), band);
             front = Some(front.map_or(candidate, |best| best.min(candidate)));
+            if policy.aging > 0 {
+                due = due.min(lane.head.due);
+            }
         } else {
             wake = wake.min(lane.head.due);
         }
     }
-    (front, wake)
+    Survey {
+        front: front.map(|(rank, band)| (Head { rank, due }, band)),
+        wake,
+    }
 }
 
 impl Sched<'_> {
@@ -50,9 +67,16 @@ impl Sched<'_> {
         if slot == NIL {
             return;
         }
+        let gate = self.settle_key(self.entries.get(slot).tenant, now);
         let entry = self.entries.get(slot);
         let queue = self.queues.get_mut(self.tenants.get(entry.tenant).queue);
-        let (front, wake) = survey(entry, queue.handicap, now);
+        let Survey { front, wake } = survey(entry, &queue.policy, now);
+        let (front, wake) = match (front, gate) {
+            // Nothing but the end of a task wakes a key at its cap.
+            (Some(_), Gate::Capped) => (None, i64::MAX),
+            (Some(_), Gate::Limited(until)) => (None, until),
+            (front, _) => (front, wake),
+        };
         let was_eligible = entry.member.is_eligible();
 
         if entry.is(TIMED) && entry.wake != wake {
@@ -68,17 +92,35 @@ impl Sched<'_> {
             queue.timers.insert(&mut self.entries, slot);
         }
         let entry = self.entries.get_mut(slot);
-        entry.wake = wake;
+        if !entry.is(IDLE) {
+            entry.wake = wake;
+        }
         entry.front = front.map_or(0, |(_, band)| band);
-        let Some(tier) = queue.tiers.get_mut(usize::from(entry.tier)) else {
-            return;
-        };
         match (was_eligible, front) {
-            (false, Some((rank, _))) => tier.node.join(&mut self.entries, slot, rank),
-            (true, Some((rank, _))) => tier.node.rerank(&mut self.entries, slot, rank),
-            (true, None) => tier.node.leave(&mut self.entries, slot),
+            (false, Some((head, _))) => {
+                self.with_node(slot, |node, entries| node.join(entries, slot, head));
+                self.count_eligible(slot, 1);
+            }
+            (true, Some((head, _))) => {
+                if self.entries.get(slot).member.head() != head {
+                    self.with_node(slot, |node, entries| node.rerank(entries, slot, head));
+                }
+            }
+            (true, None) => self.leave_node(slot),
             (false, None) => {}
         }
+    }
+
+    /// The entry is no longer eligible.
+    pub(super) fn leave_node(&mut self, slot: u32) {
+        self.with_node(slot, |node, entries| node.leave(entries, slot));
+        self.count_eligible(slot, -1);
+    }
+
+    pub(super) fn count_eligible(&mut self, slot: u32, by: i32) {
+        let queue = self.tenants.get(self.entries.get(slot).tenant).queue;
+        let queue = self.queues.get_mut(queue);
+        queue.eligible = queue.eligible.saturating_add_signed(by);
     }
 
     pub(super) fn lane_mut(&mut self, slot: u32, band: u8) -> Option<&mut Lane> {
@@ -108,14 +150,24 @@ impl Sched<'_> {
         }
         let slot = self.entry_or_new(queue, priority, key, now)?;
         self.note_row(slot, band.min(1), row, now);
+        self.settle_queue(queue, now);
         let entry = self.entries.get(slot);
+        let mut wake = entry.wake;
+        let closed = self.queues.get(queue).closed_until();
+        if entry.member.is_eligible() && closed != i64::MIN {
+            wake = closed;
+        }
         Ok(Noted {
-            eligible: entry.member.is_eligible(),
-            wake: (entry.wake != i64::MAX).then_some(entry.wake),
+            eligible: entry.member.is_eligible() && closed == i64::MIN,
+            wake: (wake != i64::MAX).then_some(wake),
         })
     }
 
     pub(super) fn note_row(&mut self, slot: u32, band: u8, row: Row, now: i64) {
+        let tenant = self.tenants.get_mut(self.entries.get(slot).tenant);
+        if slot != NIL && tenant.own_weight.is_nan() {
+            tenant.own_weight = row.weight.unwrap_or(1.0) as f32;
+        }
         if let Some(lane) = self.lane_mut(slot, band) {
             lane.note(row);
         }
@@ -129,15 +181,17 @@ impl Sched<'_> {
     /// A row of the entry has become claimable.
     fn wake(&mut self, slot: u32, now: i64) {
         self.with_node(slot, |node, entries| node.lift(entries, slot));
+        self.with_group(slot, |tier, entries, group| tier.lift(entries, group));
         self.refresh(slot, now);
     }
 
-    /// Wakes the keys whose rows have come due. O(log K) for each.
+    /// Wakes the keys whose rows have come due, or that have a token again. O(log K) for each.
     pub fn advance(&mut self, queue: QueueId, now: i64) {
         let queue = self.queue_slot(queue);
         if queue == NIL {
             return;
         }
+        self.settle_queue(queue, now);
         loop {
             let slot = self.queues.get(queue).timers.first(&self.entries);
             if slot == NIL || self.entries.get(slot).wake > now {
@@ -147,19 +201,31 @@ impl Sched<'_> {
         }
     }
 
-    /// When the next sleeping key wakes.
+    /// When something can next be picked that cannot be picked now, as of the last [`Sched::advance`], unless something
+    /// changes meanwhile: a sleeping key wakes, a key or the queue has a token again.
     pub fn next_timer(&self, queue: QueueId) -> Option<i64> {
-        let slot = self
-            .queues
-            .get(self.queue_slot(queue))
-            .timers
-            .first(&self.entries);
-        (slot != NIL).then(|| self.entries.get(slot).wake)
+        let queue = self.queues.get(self.queue_slot(queue));
+        let slot = queue.timers.first(&self.entries);
+        let closed = queue.closed_until();
+        let next = if closed != i64::MIN && queue.has_members() {
+            closed
+        } else if slot != NIL {
+            self.entries.get(slot).wake.max(closed)
+        } else {
+            i64::MAX
+        };
+        (next != i64::MAX).then_some(next)
     }
 
     /// Whether anything can be picked, as of the last [`Sched::advance`].
     pub fn has_eligible(&self, queue: QueueId) -> bool {
         let queue = self.queues.get(self.queue_slot(queue));
-        queue.paused == 0 && queue.tiers.iter().any(|tier| !tier.node.is_empty())
+        queue.is_open() && queue.has_members()
+    }
+}
+
+impl QueueRec {
+    fn has_members(&self) -> bool {
+        self.tiers.iter().any(|tier| !tier.node.is_empty())
     }
 }

@@ -9,14 +9,16 @@ use std::cell::Cell;
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
+use super::catalog::{Catalog, column};
 use super::load::NEVER;
-use super::table::{Catalog, TaskTable, column};
+use super::table::TaskTable;
 use super::timestamp;
 use crate::board::{OnCommit, QueueRef, effects, now, stored_priority};
 use crate::config;
 use crate::errors::Error;
 use crate::names::{FairnessKey, NameError, Priority, QueueName, Weight};
 use crate::sfq::{Row, RowPos};
+use crate::trigger::{self, Operation};
 
 thread_local! {
     /// Set while the extension hands locked rows to a worker: the claim has told the board itself.
@@ -37,13 +39,6 @@ pub fn while_claiming<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-#[unsafe(no_mangle)]
-#[doc(hidden)]
-pub extern "C" fn pg_finfo_admit_task() -> &'static pg_sys::Pg_finfo_record {
-    const V1: pg_sys::Pg_finfo_record = pg_sys::Pg_finfo_record { api_version: 1 };
-    &V1
-}
-
 /// The trigger function harvest_fair.admit().
 ///
 /// # Safety
@@ -51,14 +46,8 @@ pub extern "C" fn pg_finfo_admit_task() -> &'static pg_sys::Pg_finfo_record {
 #[unsafe(no_mangle)]
 #[pg_guard]
 pub unsafe extern "C-unwind" fn admit_task(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
-    // SAFETY: `context` is what Postgres passes to a trigger, checked by its node tag.
-    let data = unsafe {
-        let context = (*fcinfo).context;
-        if context.is_null() || (*context).type_ != pg_sys::NodeTag::T_TriggerData {
-            pgrx::error!("harvest_fair.admit() can only be called as a trigger");
-        }
-        &*context.cast::<pg_sys::TriggerData>()
-    };
+    // SAFETY: as Postgres calls a trigger function.
+    let data = unsafe { trigger::data(fcinfo, "harvest_fair.admit()") };
     let tuple = match admit(data) {
         Ok(tuple) => tuple,
         Err(error) => error.raise(),
@@ -66,9 +55,11 @@ pub unsafe extern "C-unwind" fn admit_task(fcinfo: pg_sys::FunctionCallInfo) -> 
     pg_sys::Datum::from(tuple)
 }
 
+trigger::finfo!(pg_finfo_admit_task);
+
 fn admit(data: &pg_sys::TriggerData) -> Result<pg_sys::HeapTuple, Error> {
-    let operation = data.tg_event & pg_sys::TRIGGER_EVENT_OPMASK;
-    if operation == pg_sys::TRIGGER_EVENT_TRUNCATE {
+    let operation = Operation::of(data);
+    if operation == Operation::Truncate {
         effects::on_commit(OnCommit::TasksTruncated {
             scope: Catalog::get()?.scope(),
         });
@@ -77,7 +68,7 @@ fn admit(data: &pg_sys::TriggerData) -> Result<pg_sys::HeapTuple, Error> {
     let catalog = Catalog::get()?;
     // SAFETY: the relation of the trigger is open.
     let descriptor = unsafe { (*data.tg_relation).rd_att };
-    if operation == pg_sys::TRIGGER_EVENT_INSERT {
+    if operation == Operation::Insert {
         let row = Fields::of(data.tg_trigtuple, descriptor);
         let (tuple, row) = resolve(data.tg_trigtuple, descriptor, row, &catalog, true)?;
         note(&catalog, &row);
@@ -87,14 +78,14 @@ fn admit(data: &pg_sys::TriggerData) -> Result<pg_sys::HeapTuple, Error> {
         }
         return Ok(tuple);
     }
-    if operation == pg_sys::TRIGGER_EVENT_UPDATE && CLAIMING.get() {
+    if operation == Operation::Update && CLAIMING.get() {
         // What a user's own trigger may update meanwhile is not a claim.
         if Fields::of(data.tg_newtuple, descriptor).is(catalog.running) {
             return Ok(data.tg_newtuple);
         }
     }
     let old = Fields::of(data.tg_trigtuple, descriptor);
-    if operation == pg_sys::TRIGGER_EVENT_DELETE {
+    if operation == Operation::Delete {
         if old.is(catalog.running) {
             count(&catalog, &old, -1);
         }

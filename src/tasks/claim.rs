@@ -1,24 +1,21 @@
 //! The claim: the board says whose turn it is, the table gives that key's first row, one UPDATE hands it over.
 
-use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-use pgrx::IntoDatum;
 use pgrx::pg_sys;
 
+use super::aside::claim_pinned;
+use super::hand_over::{HandOver, ResultRow};
 use super::load::ensure_loaded;
-use super::reap::{reap, tid, tids};
-use super::statements as sql;
-use super::table::{LaneKey, PinnedRow, TaskTable, Tid, TupleLock};
-use super::{admit, timestamp};
+use super::reap::reap;
+use super::table::{LaneKey, TaskTable, Tid, TupleLock};
 use crate::board::wait::Waiting;
-use crate::board::{self, QueueRef, effects, now, stored_key, wait};
+use crate::board::{self, QueueRef, effects, now, shmem, wait};
 use crate::config;
 use crate::errors::Error;
 use crate::sfq::{
-    self, Charge, Claimed, Lane, Locked, Order, Pick, QueueId, QueueState, Row, RowPos, Sched,
+    self, Charge, Lane, Locked, Order, Pick, QueueId, QueueState, Row, RowPos, Sched,
 };
-use crate::spi;
 use crate::subtransaction::attempt;
 
 /// What a worker asks for.
@@ -32,13 +29,8 @@ pub struct Request<'a> {
     pub wait: Option<i64>,
 }
 
-/// Columns of harvest_fair.claimed_task.
-pub const RESULT_COLUMNS: usize = 12;
-/// A row of the result, alive until the call returns.
-pub type ResultRow = ([pg_sys::Datum; RESULT_COLUMNS], [bool; RESULT_COLUMNS]);
-
 /// The shared board, as the claim driver wants it.
-struct SharedBoard;
+pub struct SharedBoard;
 
 impl sfq::Board for SharedBoard {
     fn with<R>(&mut self, f: impl FnOnce(&mut Sched) -> R) -> R {
@@ -47,9 +39,9 @@ impl sfq::Board for SharedBoard {
 }
 
 /// The task table, as the claim driver wants it.
-struct TableRows<'a> {
-    table: &'a TaskTable,
-    queue: &'a str,
+pub struct TableRows<'a> {
+    pub table: &'a TaskTable,
+    pub queue: &'a str,
 }
 
 impl sfq::Rows for TableRows<'_> {
@@ -112,7 +104,10 @@ pub fn check_transaction(function: &'static str) -> Result<(), Error> {
 
 /// Claims tasks and gives each to `emit`, in pick order.
 pub fn claim(request: &Request, mut emit: impl FnMut(&mut ResultRow)) -> Result<(), Error> {
-    let queues = shuffled(&request.queues);
+    let queues = match request.queues.as_slice() {
+        [queue] => vec![*queue],
+        several => attempt(|| drawn(&TaskTable::open()?, several), |_| false)?,
+    };
     let Some(wait) = request.wait else {
         let table = TaskTable::open()?;
         return claim_once(&table, &queues, request, &mut emit).map(|_| ());
@@ -259,158 +254,42 @@ fn claim_queue(
         board::with(|sched| sched.counters(queue).empty_claims += 1);
         return Ok(0);
     }
-    hand_over(&claimed, name, worker, now, order, emit);
+    HandOver {
+        queue,
+        name,
+        worker,
+        now,
+        order,
+    }
+    .over(&claimed, emit);
     Ok(claimed.len())
 }
 
-/// Pinned tasks of this worker go first: priority, lag of their key, due time. They are charged, but they never move
-/// the clock (rule 3).
-fn claim_pinned(
-    table: &TaskTable,
-    queue: QueueId,
-    name: &QueueRef,
-    worker: &str,
-    want: usize,
-    now: i64,
-    claimed: &mut Vec<Claimed<Tid>>,
-) {
-    if board::with(|sched| sched.unpin_due(queue)) == i64::MAX {
-        return;
-    }
-    let candidates = table.pinned(&name.name, worker, now, want);
-    let lags = board::with(|sched| {
-        let lag = |row: &PinnedRow| sched.pass_of(queue, row.priority, &stored_key(&row.key));
-        candidates.iter().map(lag).collect::<Vec<_>>()
-    });
-    let mut turns: Vec<usize> = (0..candidates.len()).collect();
-    turns.sort_by_key(|i| (candidates[*i].priority, lags[*i], candidates[*i].row.pos));
-    for turn in turns {
-        if claimed.len() == want {
-            break;
-        }
-        let PinnedRow {
-            tid,
-            row,
-            priority,
-            key,
-        } = &candidates[turn];
-        let TupleLock::Locked(tid) = table.lock_or_skip(*tid) else {
-            continue;
-        };
-        let key = stored_key(key);
-        let taken = board::with(|sched| {
-            let taken = sched.take_aside(queue, *priority, &key, *row, now);
-            if let Ok((_, charge)) = &taken {
-                effects::claimed(charge);
-            }
-            taken
-        });
-        // No room for the key on the board: the task stays pinned until there is.
-        let Ok((accounted, charge)) = taken else {
-            continue;
-        };
-        claimed.push(Claimed {
-            handle: tid,
-            row: *row,
-            priority: *priority,
-            key: key.into_owned(),
-            band: 0,
-            start: accounted.start,
-            clock: accounted.clock,
-            lag: accounted.lag,
-            weight: accounted.weight,
-            charged: 1.0,
-            charge,
-        });
-    }
-}
-
-/// Hands locked rows to the worker in one UPDATE, and gives them out in pick order.
-fn hand_over(
-    claimed: &[Claimed<Tid>],
-    name: &QueueRef,
-    worker: &str,
-    now: i64,
-    order: Order,
-    emit: &mut impl FnMut(&mut ResultRow),
-) {
-    let lease_until = now.saturating_add(config::default_lease());
-    let charged = match order {
-        Order::Fair => 1f64.into_datum(),
-        Order::Due => None,
-    };
-    effects::on_commit(board::OnCommit::LeaseDue {
-        queue: name.clone(),
-        at: lease_until,
-    });
-    spi::connect(|spi| {
-        let (statement, rows) = match claimed {
-            [one] => (&sql::CLAIM_ONE, tid(&one.handle)),
-            many => (
-                &sql::CLAIM_MANY,
-                tids(&many.iter().map(|c| c.handle).collect::<Vec<_>>()),
-            ),
-        };
-        let args = [
-            rows,
-            worker.into_datum(),
-            Some(timestamp(lease_until)),
-            Some(timestamp(now)),
-            charged,
-        ];
-        let rows = admit::while_claiming(|| spi.run(statement, &args));
-        let mut places: HashMap<i64, usize> = HashMap::with_capacity(rows.len());
-        if claimed.len() > 1 {
-            places.extend((0..rows.len()).filter_map(|i| Some((rows.get::<i64>(i, 1)?, i))));
-        }
-        for claim in claimed {
-            let place = if claimed.len() > 1 {
-                places.get(&claim.row.pos.id).copied()
-            } else {
-                Some(0)
-            };
-            let Some(place) = place.filter(|p| *p < rows.len()) else {
-                continue;
-            };
-            let mut result = (
-                [pg_sys::Datum::from(0); RESULT_COLUMNS],
-                [true; RESULT_COLUMNS],
-            );
-            for column in 0..RESULT_COLUMNS - 2 {
-                if let Some(datum) = rows.datum(place, column as i32 + 1) {
-                    result.0[column] = datum;
-                    result.1[column] = false;
-                }
-            }
-            for (column, value) in [
-                (RESULT_COLUMNS - 2, claim.weight),
-                (RESULT_COLUMNS - 1, claim.lag.units()),
-            ] {
-                if let Some(datum) = value.into_datum() {
-                    result.0[column] = datum;
-                    result.1[column] = false;
-                }
-            }
-            emit(&mut result);
-        }
-    });
-    // SAFETY: a further claim in the same statement must see these rows as taken.
-    unsafe { pg_sys::CommandCounterIncrement() };
-}
-
-/// The queues in an order drawn anew, each once.
-fn shuffled<'a>(queues: &[&'a str]) -> Vec<&'a str> {
-    let mut left: Vec<&str> = Vec::with_capacity(queues.len());
-    for queue in queues {
-        if !left.contains(queue) {
-            left.push(queue);
-        }
-    }
+/// The queues, each once, in an order drawn by their weights: a queue of weight 3 stands before one of weight 1 three
+/// times out of four; those of weight 0 come last.
+fn drawn<'a>(table: &TaskTable, queues: &[&'a str]) -> Result<Vec<&'a str>, Error> {
     let random = RandomState::new();
-    for i in (1..left.len()).rev() {
+    let mut drawn: Vec<(f64, &str)> = Vec::with_capacity(queues.len());
+    for (i, queue) in queues.iter().enumerate() {
+        if drawn.iter().any(|(_, other)| other == queue) {
+            continue;
+        }
+        let weight = shmem::extras(ensure_loaded(table, queue)?).queue_weight();
         let mut hasher = random.build_hasher();
         hasher.write_usize(i);
-        left.swap(i, (hasher.finish() % (i as u64 + 1)) as usize);
+        // Uniform in (0, 1]; an exponential waiting time at the queue's rate.
+        let uniform = (hasher.finish() >> 11) as f64 / (1u64 << 53) as f64 + f64::EPSILON;
+        let wait = -uniform.min(1.0).ln();
+        // Weight 0: after all others, in a random order of their own.
+        drawn.push((
+            if weight > 0.0 {
+                wait / weight
+            } else {
+                f64::MAX / 2.0 * (1.0 + uniform.min(0.99))
+            },
+            *queue,
+        ));
     }
-    left
+    drawn.sort_by(|a, b| a.0.total_cmp(&b.0));
+    Ok(drawn.into_iter().map(|(_, queue)| queue).collect())
 }

@@ -5,9 +5,11 @@ use pgrx::pg_sys;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
 
-use super::claim::{self, RESULT_COLUMNS, Request};
+use super::aside;
+use super::catalog::Catalog;
+use super::claim::{self, Request};
+use super::hand_over::{RESULT_COLUMNS, ResultRow};
 use super::statements as sql;
-use super::table::Catalog;
 use super::{check_worker, duration, settle, timestamp};
 use crate::board::now;
 use crate::errors::Error;
@@ -27,6 +29,19 @@ pub fn queue_name(name: &str) -> std::result::Result<QueueName<'_>, Error> {
         value: name.to_owned(),
         broken,
     })
+}
+
+/// Checks how many tasks a claim asks for.
+pub fn check_max_tasks(max_tasks: i32) -> std::result::Result<usize, Error> {
+    let max = config::max_batch();
+    if (1..=max).contains(&max_tasks) {
+        Ok(max_tasks as usize)
+    } else {
+        Err(Error::MaxTasks {
+            value: max_tasks,
+            max,
+        })
+    }
 }
 
 /// Checks a priority as given.
@@ -104,12 +119,7 @@ fn empty_payload() -> Option<pg_sys::Datum> {
 /// Declares a raw SQL function; `$arguments` reads argument 0 and runs inside the function's `unsafe` block.
 macro_rules! raw_function {
     ($finfo:ident, $name:ident, $arguments:expr) => {
-        #[unsafe(no_mangle)]
-        #[doc(hidden)]
-        pub extern "C" fn $finfo() -> &'static pg_sys::Pg_finfo_record {
-            const V1: pg_sys::Pg_finfo_record = pg_sys::Pg_finfo_record { api_version: 1 };
-            &V1
-        }
+        crate::trigger::finfo!($finfo);
 
         /// A claim; its result goes straight into the caller's tuplestore.
         ///
@@ -144,6 +154,51 @@ raw_function!(pg_finfo_fair_claim_any, fair_claim_any, |fcinfo| {
         .collect()
 });
 
+/// `fair_claim_by_id(id, worker)`.
+///
+/// # Safety
+/// Called by Postgres with the arguments that sql/functions.sql declares.
+#[unsafe(no_mangle)]
+#[pg_guard]
+pub unsafe extern "C-unwind" fn fair_claim_by_id(
+    fcinfo: pg_sys::FunctionCallInfo,
+) -> pg_sys::Datum {
+    // SAFETY: arguments 0 and 1 are bigint and text; InitMaterializedSRF checks that the caller takes a set.
+    let outcome = unsafe {
+        pg_sys::InitMaterializedSRF(fcinfo, pg_sys::MAT_SRF_USE_EXPECTED_DESC);
+        let (id, worker) = (
+            pgrx::fcinfo::pg_getarg::<i64>(fcinfo, 0),
+            pgrx::fcinfo::pg_getarg::<String>(fcinfo, 1),
+        );
+        let result = (*fcinfo).resultinfo.cast::<pg_sys::ReturnSetInfo>();
+        by_id(id, worker, |(values, nulls)| {
+            pg_sys::tuplestore_putvalues(
+                (*result).setResult,
+                (*result).setDesc,
+                values.as_ptr(),
+                nulls.as_ptr(),
+            );
+        })
+    };
+    if let Err(error) = outcome {
+        error.raise();
+    }
+    pg_sys::Datum::from(0)
+}
+crate::trigger::finfo!(pg_finfo_fair_claim_by_id);
+
+fn by_id(
+    id: Option<i64>,
+    worker: Option<String>,
+    emit: impl FnMut(&mut ResultRow),
+) -> std::result::Result<(), Error> {
+    let (id, worker) = (required("id", id)?, required("worker", worker)?);
+    check_worker(&worker)?;
+    claim::check_transaction("fair_claim_by_id")?;
+    janitor::ensure_running(&Catalog::get()?);
+    aside::claim_by_id(id, &worker, emit)
+}
+
 /// # Safety
 /// `fcinfo` is a call of fair_claim as sql/functions.sql declares it.
 unsafe fn claim_into(
@@ -162,19 +217,14 @@ unsafe fn claim_into(
             queue_name(queue)?;
         }
         check_worker(&worker)?;
-        if max_tasks < 1 || max_tasks > config::max_batch() {
-            return Err(Error::MaxTasks {
-                value: max_tasks,
-                max: config::max_batch(),
-            });
-        }
+        let max_tasks = check_max_tasks(max_tasks)?;
         let wait = wait.map(|w| duration("wait", &w, false)).transpose()?;
         claim::check_transaction("fair_claim")?;
         janitor::ensure_running(&Catalog::get()?);
         let request = Request {
             queues: queues.iter().map(String::as_str).collect(),
             worker: &worker,
-            max_tasks: max_tasks as usize,
+            max_tasks,
             wait,
         };
         claim::claim(&request, |(values, nulls)| {

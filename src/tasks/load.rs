@@ -6,9 +6,12 @@ use pgrx::pg_sys;
 
 use super::statements as sql;
 use super::table::TaskTable;
+use crate::board::BoardSettings;
 use crate::board::{self, QueueRef, effects, now, shmem, stored_key, stored_priority};
 use crate::errors::Error;
 use crate::names::{QueueName, Weight};
+use crate::policy::queues::stored;
+use crate::policy::settings::Settings;
 use crate::sfq::{QueueId, QueueState, Ticks};
 use crate::spi;
 
@@ -80,9 +83,11 @@ fn wait_for_loader(queue: QueueId) {
 fn load(table: &TaskTable, queue: QueueId, name: QueueRef) {
     let started = Instant::now();
     effects::loading(Some(name.clone()));
+    let settings = read_settings(&name.name);
     let overrides = read_overrides(&name.name);
     let passes = read_passes(&name.name);
     board::with(|sched| {
+        settings.put(sched, queue, now());
         for (key, weight) in &overrides {
             // No room on the board: the sweep tries again.
             let _ = sched.set_override(queue, &stored_key(key), Weight::new(*weight).ok());
@@ -127,6 +132,13 @@ fn load(table: &TaskTable, queue: QueueId, name: QueueRef) {
     effects::loading(None);
     // SAFETY: wakes the sessions that wait for this load.
     unsafe { pg_sys::ConditionVariableBroadcast(shmem::loading()) };
+}
+
+/// The settings of a queue as they stand in the table. What a DBA has stored there without the trigger and against the
+/// rules counts as not set: claims must go on.
+fn read_settings(queue: &str) -> BoardSettings {
+    let stored = spi::connect(|spi| stored(spi, queue));
+    Settings::read(&stored).unwrap_or_default().on_board()
 }
 
 /// The overrides of a queue as they stand in the table.

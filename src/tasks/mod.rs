@@ -1,17 +1,22 @@
 //! The life of a task in the table: admitted, claimed, settled, or taken back.
 //!
-//! - [`table`]: the task table, read directly
+//! - [`table`]: the task table, read directly ([`catalog`]: where it is; `scan_keys`: where a scan begins)
 //! - [`statements`]: the task table, written through SQL
 //! - [`admit`]: the row trigger
 //! - [`load`]: what the board knows of a queue, read from the tables
-//! - [`claim`], [`settle`], [`reap`]: what workers and leases do
+//! - [`claim`], [`aside`], [`hand_over`]: from the pick to the worker
+//! - [`settle`], [`reap`]: what workers and leases do
 //! - [`functions`]: the SQL functions
 
 pub mod admit;
+pub mod aside;
+pub mod catalog;
 pub mod claim;
 pub mod functions;
+pub mod hand_over;
 pub mod load;
 pub mod reap;
+mod scan_keys;
 pub mod settle;
 pub mod statements;
 pub mod table;

@@ -5,11 +5,12 @@
 
 use pgrx::pg_sys;
 
+use super::catalog::column;
 use super::reap::{text, tid, tids};
 use super::statements as sql;
-use super::table::{TaskTable, Tid, TupleLock, column};
+use super::table::{TaskTable, Tid, TupleLock};
 use super::{claim::check_transaction, timestamp};
-use crate::board::{OnCommit, QueueRef, effects, now, stored_priority};
+use crate::board::{self, OnCommit, QueueRef, effects, now, shmem, stored_priority};
 use crate::config;
 use crate::errors::Error;
 use crate::names::{Cost, Priority};
@@ -37,6 +38,7 @@ struct Task {
     priority: Priority,
     weight: Option<f64>,
     charged: Option<f64>,
+    started_at: Option<i64>,
     attempt: i32,
     max_attempts: i32,
 }
@@ -63,9 +65,51 @@ impl Task {
             priority: stored_priority(table.get(column::PRIORITY).unwrap_or(3)),
             weight: table.get(column::WEIGHT),
             charged: table.get(column::CHARGED),
+            started_at: table.micros(column::STARTED_AT),
             attempt: table.get(column::ATTEMPT).unwrap_or(0),
             max_attempts: table.get(column::MAX_ATTEMPTS).unwrap_or(1),
         })
+    }
+
+    /// How long a lease of its queue is.
+    fn lease(&self) -> i64 {
+        board::with(|sched| board::find_queue(sched, &self.queue))
+            .map_or_else(config::default_lease, |queue| shmem::extras(queue).lease())
+    }
+
+    /// Corrects the charge at commit (rule 6): by the reported cost, or where the queue charges by seconds, by the time
+    /// that the task has run. A task that was claimed without fairness has nothing to correct.
+    fn correct(&self, cost: Option<f64>, now: i64) {
+        let Some(charged) = self.charged else { return };
+        let by_seconds = board::with(|sched| {
+            board::find_queue(sched, &self.queue)
+                .is_some_and(|queue| sched.policy(queue).by_seconds)
+        });
+        let ran = || {
+            self.started_at
+                .map(|at| now.saturating_sub(at).max(0) as f64 / MICROS_PER_S as f64)
+        };
+        let Some(cost) = cost.or_else(|| if by_seconds { ran() } else { None }) else {
+            return;
+        };
+        let (queue, key) = (self.queue.clone(), self.key.clone());
+        if by_seconds {
+            effects::on_commit(OnCommit::Measured {
+                queue: queue.clone(),
+                key: key.clone(),
+                seconds: cost,
+            });
+        }
+        if cost != charged {
+            let (priority, weight) = (self.priority, self.weight);
+            effects::on_commit(OnCommit::Correct {
+                queue,
+                priority,
+                key,
+                delta: cost - charged,
+                weight,
+            });
+        }
     }
 
     /// A running task under this very lease.
@@ -115,20 +159,12 @@ pub fn complete(ids: &[i64], leases: &[i64], costs: &[Option<f64>]) -> Result<Ve
     if tasks.is_empty() {
         return Ok(Vec::new());
     }
+    let now = now();
     for (i, task) in &tasks {
-        // A task that was claimed without fairness has nothing to correct.
-        if let (Some(Some(cost)), Some(charged)) = (costs.get(*i), task.charged) {
-            effects::on_commit(OnCommit::Correct {
-                queue: task.queue.clone(),
-                priority: task.priority,
-                key: task.key.clone(),
-                delta: cost - charged,
-                weight: task.weight,
-            });
-        }
+        task.correct(costs.get(*i).copied().flatten(), now);
     }
     let rows: Vec<Tid> = tasks.iter().map(|(_, task)| task.tid).collect();
-    update(&sql::COMPLETE, &[tids(&rows), Some(timestamp(now()))]);
+    update(&sql::COMPLETE, &[tids(&rows), Some(timestamp(now))]);
     Ok(tasks.iter().map(|(i, _)| ids[*i]).collect())
 }
 
@@ -169,6 +205,7 @@ pub fn fail(
         return Ok(None);
     };
     let now = now();
+    task.correct(None, now);
     if task.attempt >= task.max_attempts {
         update(
             &sql::FAIL,
@@ -204,7 +241,7 @@ pub fn extend(id: i64, lease: i64, lease_for: Option<i64>) -> Result<Option<i64>
     let Some(task) = Task::held(&table, id, lease) else {
         return Ok(None);
     };
-    let until = now().saturating_add(lease_for.unwrap_or_else(config::default_lease));
+    let until = now().saturating_add(lease_for.unwrap_or_else(|| task.lease()));
     update(&sql::EXTEND, &[tid(&task.tid), Some(timestamp(until))]);
     Ok(Some(until))
 }

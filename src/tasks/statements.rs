@@ -35,7 +35,7 @@ macro_rules! claim_sql {
         concat!(
             "UPDATE harvest_fair.task SET state = 'running', worker = $2, attempt = attempt OPERATOR(pg_catalog.+) 1, \
              lease = coalesce(lease, 0) OPERATOR(pg_catalog.+) 1, lease_until = $3, started_at = $4, \
-             finished_at = NULL, charged = $5, new_start = false, sticky_worker = NULL, sticky_until = NULL WHERE ctid ",
+             finished_at = NULL, charged = $5, new_start = false WHERE ctid ",
             $condition,
             " RETURNING id, queue, fairness_key, priority, payload, attempt, lease, lease_until, scheduled_at, parent_id"
         )
@@ -213,4 +213,38 @@ pub static AUDIT: Statement = Statement {
     sql: "INSERT INTO harvest_fair.audit (action, queue, fairness_key, old, new, reason) \
           VALUES ($1, $2, $3, $4, $5, $6)",
     args: &[TEXT, TEXT, TEXT, JSONB, JSONB, TEXT],
+};
+
+/// Writes a refused change into the audit.
+pub static AUDIT_REFUSED: Statement = Statement {
+    sql: "INSERT INTO harvest_fair.audit (at, actor, action, queue, fairness_key, new, reason, status, error) \
+          VALUES ($1, $2, $3, $4, $5, $6, $7, 'rejected', $8)",
+    args: &[TIME, TEXT, TEXT, TEXT, TEXT, JSONB, TEXT, TEXT],
+};
+
+/// Makes sure that a queue has a row of settings, and locks it.
+pub static OPEN_SETTINGS: Statement = Statement {
+    sql: "INSERT INTO harvest_fair.queue AS q (queue) VALUES ($1) \
+          ON CONFLICT (queue) DO UPDATE SET settings = q.settings",
+    args: &[TEXT],
+};
+
+/// The settings of a queue.
+pub static GET_SETTINGS: Statement = Statement {
+    sql: "SELECT q.settings FROM harvest_fair.queue q WHERE q.queue OPERATOR(pg_catalog.=) $1",
+    args: &[TEXT],
+};
+
+/// Sets the settings of a queue whose row is locked.
+pub static SET_SETTINGS: Statement = Statement {
+    sql: "UPDATE harvest_fair.queue q SET settings = $2, updated_by = SESSION_USER, updated_at = pg_catalog.now() \
+          WHERE q.queue OPERATOR(pg_catalog.=) $1",
+    args: &[TEXT, JSONB],
+};
+
+/// Clears all overrides of a queue and returns them.
+pub static CLEAR_WEIGHTS: Statement = Statement {
+    sql: "DELETE FROM harvest_fair.weight w WHERE w.queue OPERATOR(pg_catalog.=) $1 \
+          RETURNING w.queue, w.fairness_key, w.weight, w.reason, w.updated_by, w.updated_at",
+    args: &[TEXT],
 };

@@ -4,159 +4,16 @@
 //! own snapshot is older than the lane generation that the claim has read, and would lose a wake-up) and locked with
 //! `table_tuple_lock`. They are only ever written through SPI.
 
-use std::cell::Cell;
-use std::ffi::CStr;
-
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
+use super::catalog::{Catalog, column};
+use super::scan_keys::{AFTER, AT_LEAST, Keys, entry, text};
 use crate::board::stored_priority;
 use crate::errors::Error;
 use crate::names::Priority;
 use crate::pg_compat;
 use crate::sfq::{Row, RowPos};
-
-/// Columns of harvest_fair.task, by number.
-pub mod column {
-    pub const ID: usize = 1;
-    pub const QUEUE: usize = 2;
-    pub const FAIRNESS_KEY: usize = 3;
-    pub const QUOTA_KEY: usize = 4;
-    pub const PRIORITY: usize = 5;
-    pub const WEIGHT: usize = 6;
-    pub const NEW_START: usize = 7;
-    pub const STICKY_WORKER: usize = 8;
-    pub const STICKY_UNTIL: usize = 9;
-    pub const STATE: usize = 11;
-    pub const SCHEDULED_AT: usize = 12;
-    pub const PARENT_ID: usize = 13;
-    pub const ATTEMPT: usize = 14;
-    pub const MAX_ATTEMPTS: usize = 15;
-    pub const LEASE: usize = 17;
-    pub const LEASE_UNTIL: usize = 18;
-    pub const CHARGED: usize = 19;
-    pub const ENQUEUED_AT: usize = 21;
-    /// How many there are.
-    pub const COUNT: usize = 23;
-}
-
-/// Object ids of the extension in this database.
-#[derive(Clone, Copy)]
-pub struct Catalog {
-    pub task: pg_sys::Oid,
-    lane: pg_sys::Oid,
-    pinned: pg_sys::Oid,
-    lease: pg_sys::Oid,
-    finished: pg_sys::Oid,
-    primary: pg_sys::Oid,
-    pub pending: pg_sys::Oid,
-    pub running: pg_sys::Oid,
-    pub failed: pg_sys::Oid,
-    pub cancelled: pg_sys::Oid,
-}
-
-thread_local! {
-    static CATALOG: Cell<Option<Catalog>> = const { Cell::new(None) };
-}
-
-fn relation(name: &CStr, schema: pg_sys::Oid) -> pg_sys::Oid {
-    // SAFETY: a constant name; the look-up goes through the system cache.
-    unsafe { pg_sys::get_relname_relid(name.as_ptr(), schema) }
-}
-
-/// Forgets the object ids when something was done to one of the relations: REINDEX CONCURRENTLY gives indexes new ones.
-#[pg_guard]
-unsafe extern "C-unwind" fn forget_catalog(_arg: pg_sys::Datum, relation: pg_sys::Oid) {
-    let concerns = |known: &Catalog| {
-        let ours = [
-            known.task,
-            known.lane,
-            known.pinned,
-            known.lease,
-            known.finished,
-            known.primary,
-        ];
-        relation == pg_sys::InvalidOid || ours.contains(&relation)
-    };
-    if CATALOG.get().as_ref().is_some_and(concerns) {
-        CATALOG.set(None);
-    }
-}
-
-/// Registers for news of relations; once, while the postmaster loads the library.
-pub fn register() {
-    // SAFETY: a static function with the signature that Postgres wants; sessions inherit it.
-    unsafe { pg_sys::CacheRegisterRelcacheCallback(Some(forget_catalog), pg_sys::Datum::from(0)) };
-}
-
-impl Catalog {
-    /// Looks the extension up; two system cache look-ups when nothing has changed since the last call.
-    pub fn get() -> Result<Catalog, Error> {
-        // SAFETY: a constant name; InvalidOid when there is no such schema.
-        let schema = unsafe { pg_sys::get_namespace_oid(c"harvest_fair".as_ptr(), true) };
-        if schema == pg_sys::InvalidOid {
-            return Err(Error::NotInstalled);
-        }
-        let task = relation(c"task", schema);
-        if let Some(known) = CATALOG.get()
-            && known.task == task
-        {
-            return Ok(known);
-        }
-        if task == pg_sys::InvalidOid {
-            return Err(Error::NotInstalled);
-        }
-        let label = |name: &CStr| -> pg_sys::Oid {
-            // SAFETY: system cache look-ups by constant names; a missing label gives InvalidOid.
-            unsafe {
-                let state_type = pg_sys::get_atttype(task, column::STATE as i16);
-                pg_sys::GetSysCacheOid(
-                    pg_sys::SysCacheIdentifier::ENUMTYPOIDNAME as i32,
-                    pg_sys::Anum_pg_enum_oid as i16,
-                    pg_sys::Datum::from(state_type),
-                    pg_sys::Datum::from(name.as_ptr()),
-                    pg_sys::Datum::from(0),
-                    pg_sys::Datum::from(0),
-                )
-            }
-        };
-        let catalog = Catalog {
-            task,
-            lane: relation(c"task_lane", schema),
-            pinned: relation(c"task_pinned", schema),
-            lease: relation(c"task_lease", schema),
-            finished: relation(c"task_finished", schema),
-            primary: relation(c"task_pkey", schema),
-            pending: label(c"pending"),
-            running: label(c"running"),
-            failed: label(c"failed"),
-            cancelled: label(c"cancelled"),
-        };
-        let all = [
-            catalog.lane,
-            catalog.pinned,
-            catalog.lease,
-            catalog.finished,
-            catalog.primary,
-            catalog.pending,
-            catalog.running,
-            catalog.failed,
-            catalog.cancelled,
-        ];
-        if all.contains(&pg_sys::InvalidOid) {
-            return Err(Error::NotInstalled);
-        }
-        CATALOG.set(Some(catalog));
-        Ok(catalog)
-    }
-
-    /// What the board knows this database's task table by: a re-created extension starts clean.
-    pub fn scope(&self) -> u64 {
-        // SAFETY: set for the life of the backend once it is connected.
-        let database = unsafe { pg_sys::MyDatabaseId };
-        (u64::from(database.to_u32()) << 32) | u64::from(self.task.to_u32())
-    }
-}
 
 /// The address of a row version.
 pub type Tid = pg_sys::ItemPointerData;
@@ -170,6 +27,7 @@ pub struct LaneKey<'a> {
 }
 
 /// A row that waits for one worker.
+#[derive(Clone)]
 pub struct PinnedRow {
     pub tid: Tid,
     pub row: Row,
@@ -205,163 +63,6 @@ impl Drop for TaskTable {
             pg_sys::ExecDropSingleTupleTableSlot(self.slot);
             pg_sys::table_close(self.table, pg_sys::NoLock as i32);
         }
-    }
-}
-
-/// Scan keys, with room for the members of one row comparison.
-struct Keys {
-    keys: Vec<pg_sys::ScanKeyData>,
-    members: Vec<pg_sys::ScanKeyData>,
-}
-
-const EQUAL: u16 = pg_sys::BTEqualStrategyNumber as u16;
-const AT_LEAST: u16 = pg_sys::BTGreaterEqualStrategyNumber as u16;
-const AFTER: u16 = pg_sys::BTGreaterStrategyNumber as u16;
-const AT_MOST: u16 = pg_sys::BTLessEqualStrategyNumber as u16;
-
-fn entry(
-    attribute: i16,
-    strategy: u16,
-    flags: u32,
-    collation: pg_sys::Oid,
-    function: u32,
-    value: pg_sys::Datum,
-) -> pg_sys::ScanKeyData {
-    let mut key = pg_sys::ScanKeyData::default();
-    // SAFETY: fills the record that it is given; `function` is a built-in comparison of the column's type.
-    unsafe {
-        pg_sys::ScanKeyEntryInitialize(
-            &mut key,
-            flags as i32,
-            attribute,
-            strategy,
-            pg_sys::InvalidOid,
-            collation,
-            pg_sys::Oid::from(function),
-            value,
-        );
-    }
-    key
-}
-
-fn text(value: &str) -> pg_sys::Datum {
-    // SAFETY: copies `value` into a text of the current memory context.
-    unsafe {
-        pg_sys::Datum::from(pg_sys::cstring_to_text_with_len(
-            value.as_ptr().cast(),
-            value.len() as i32,
-        ))
-    }
-}
-
-impl Keys {
-    fn new() -> Keys {
-        Keys {
-            keys: Vec::with_capacity(5),
-            members: Vec::with_capacity(3),
-        }
-    }
-
-    fn text(mut self, attribute: i16, value: &str) -> Keys {
-        self.keys.push(entry(
-            attribute,
-            EQUAL,
-            0,
-            pg_sys::C_COLLATION_OID,
-            pg_sys::F_TEXTEQ,
-            text(value),
-        ));
-        self
-    }
-
-    fn int2(mut self, attribute: i16, value: i16) -> Keys {
-        let zero = pg_sys::InvalidOid;
-        self.keys.push(entry(
-            attribute,
-            EQUAL,
-            0,
-            zero,
-            pg_sys::F_INT2EQ,
-            pg_sys::Datum::from(value),
-        ));
-        self
-    }
-
-    fn int8(mut self, attribute: i16, value: i64) -> Keys {
-        let zero = pg_sys::InvalidOid;
-        self.keys.push(entry(
-            attribute,
-            EQUAL,
-            0,
-            zero,
-            pg_sys::F_INT8EQ,
-            pg_sys::Datum::from(value),
-        ));
-        self
-    }
-
-    fn bool(mut self, attribute: i16, value: bool) -> Keys {
-        let zero = pg_sys::InvalidOid;
-        self.keys.push(entry(
-            attribute,
-            EQUAL,
-            0,
-            zero,
-            pg_sys::F_BOOLEQ,
-            pg_sys::Datum::from(value),
-        ));
-        self
-    }
-
-    fn time_at_most(mut self, attribute: i16, value: i64) -> Keys {
-        let zero = pg_sys::InvalidOid;
-        self.keys.push(entry(
-            attribute,
-            AT_MOST,
-            0,
-            zero,
-            pg_sys::F_TIMESTAMPTZ_LE,
-            pg_sys::Datum::from(value),
-        ));
-        self
-    }
-
-    /// A member of the row comparison that ends the key: comparison function of the column's operator class.
-    fn member(
-        mut self,
-        attribute: i16,
-        strategy: u16,
-        collation: pg_sys::Oid,
-        function: u32,
-        value: pg_sys::Datum,
-    ) -> Keys {
-        self.members.push(entry(
-            attribute,
-            strategy,
-            pg_sys::SK_ROW_MEMBER,
-            collation,
-            function,
-            value,
-        ));
-        self
-    }
-
-    /// Turns the members into one row comparison.
-    fn row(mut self) -> Keys {
-        if let Some(last) = self.members.last_mut() {
-            last.sk_flags |= pg_sys::SK_ROW_END as i32;
-        }
-        if let Some(first) = self.members.first() {
-            let header = pg_sys::ScanKeyData {
-                sk_flags: pg_sys::SK_ROW_HEADER as i32,
-                sk_attno: first.sk_attno,
-                sk_strategy: first.sk_strategy,
-                sk_argument: pg_sys::Datum::from(self.members.as_ptr()),
-                ..Default::default()
-            };
-            self.keys.push(header);
-        }
-        self
     }
 }
 
@@ -455,7 +156,8 @@ impl TaskTable {
         unsafe { (*self.slot).tts_tid }
     }
 
-    fn row(&self) -> Row {
+    /// The row in the slot, as the scheduler knows it.
+    pub fn row(&self) -> Row {
         // The later column first: one walk along the row decodes them all.
         let due = self.micros(column::SCHEDULED_AT).unwrap_or(i64::MAX);
         let id = self.get(column::ID).unwrap_or(i64::MAX);
@@ -556,8 +258,13 @@ impl TaskTable {
 
     /// The queues that have unpinned pending, pinned or running rows: one descent each in each index.
     pub fn queues(&self) -> Vec<String> {
+        self.first_columns(&[self.catalog.lane, self.catalog.pinned, self.catalog.lease])
+    }
+
+    /// The queues in indexes that begin with the queue: one descent each.
+    fn first_columns(&self, indexes: &[pg_sys::Oid]) -> Vec<String> {
         let mut queues = Vec::new();
-        for index in [self.catalog.lane, self.catalog.pinned, self.catalog.lease] {
+        for &index in indexes {
             let mut last: Option<String> = None;
             loop {
                 pgrx::check_for_interrupts!();
@@ -665,18 +372,20 @@ impl TaskTable {
         );
     }
 
-    /// Finished tasks from before a point in time, the oldest first, at most `want`.
-    pub fn finished_before(&self, until: i64, want: usize) -> Vec<Tid> {
+    /// Finished tasks of a queue from before a point in time, the oldest first, at most `want`.
+    pub fn finished_before(&self, queue: &str, until: i64, want: usize) -> Vec<Tid> {
         let mut found = Vec::new();
-        self.scan(
-            self.catalog.finished,
-            Keys::new().time_at_most(1, until),
-            |table, _| {
-                found.push(table.tid());
-                found.len() < want
-            },
-        );
+        let keys = Keys::new().text(1, queue).time_at_most(2, until);
+        self.scan(self.catalog.finished, keys, |table, _| {
+            found.push(table.tid());
+            found.len() < want
+        });
         found
+    }
+
+    /// The queues that have finished tasks.
+    pub fn queues_with_finished(&self) -> Vec<String> {
+        self.first_columns(&[self.catalog.finished])
     }
 
     /// Finds a task by its id as this instant sees it; the slot then holds it.

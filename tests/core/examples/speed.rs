@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use harvest_fair_core_tests::harness::{MemoryBoard, key, priority};
-use harvest_fair_core_tests::sfq::{Board, Next, Order, Row, RowPos};
+use harvest_fair_core_tests::sfq::{Board, CopyBuffer, Next, Order, Policy, Row, RowPos};
 
 const ROUNDS: u32 = 200_000;
 
@@ -57,5 +57,76 @@ fn main() {
             "{keys:>8} {note:>18.0} {:>22.0} {outcome:>18.0}",
             pick - outcome
         );
+    }
+    held_back();
+    copies();
+}
+
+/// What a pick costs beside keys with work that are at their cap.
+fn held_back() {
+    println!("{:>8} {:>26}", "capped", "pick and retract (ns)");
+    for capped in [0, 1_000, 16_384, 100_000] {
+        let mut board = MemoryBoard::new(16, capped + 100);
+        let queue = board.open("q");
+        let policy = Policy {
+            key_max_running: Some(1),
+            ..Policy::default()
+        };
+        let mut sched = board.sched();
+        sched.set_policy(queue, &policy, 1_000);
+        for i in 0..capped + 100 {
+            let name = format!("customer-{i}");
+            let row = Row {
+                pos: RowPos::new(0, i64::from(i)),
+                weight: None,
+            };
+            sched
+                .note(queue, priority(3), &key(&name), 0, row, 1_000)
+                .expect("room");
+            if i < capped {
+                sched.set_running(queue, &key(&name), 1);
+            }
+        }
+        let pick = time(ROUNDS, |_| {
+            board.with(|sched| {
+                let pick = sched
+                    .pick(queue, 1_000, Order::Fair, &[])
+                    .expect("a key that is not capped");
+                sched.retract(&pick, 1_000);
+            });
+        });
+        println!("{capped:>8} {pick:>26.0}");
+    }
+}
+
+/// How long a preview holds the board's lock.
+fn copies() {
+    println!(
+        "{:>8} {:>18} {:>18}",
+        "keys", "copy 100 (us)", "copy all (us)"
+    );
+    for keys in [1_000, 16_384, 100_000] {
+        let mut board = MemoryBoard::new(16, keys);
+        let queue = board.open("q");
+        for i in 0..keys {
+            let name = format!("customer-{i}");
+            let row = Row {
+                pos: RowPos::new(0, i64::from(i)),
+                weight: None,
+            };
+            board
+                .with(|sched| sched.note(queue, priority(3), &key(&name), 0, row, 1_000))
+                .expect("room");
+        }
+        let mut buffer = CopyBuffer::default();
+        let mut copy = |limit: usize| {
+            time(20, |_| {
+                board.with(|sched| {
+                    let copied = sched.extract(queue, limit, 0, &mut buffer);
+                    assert!(copied.is_ok());
+                });
+            }) / 1_000.0
+        };
+        println!("{keys:>8} {:>18.0} {:>18.0}", copy(100), copy(usize::MAX));
     }
 }

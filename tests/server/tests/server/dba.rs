@@ -297,3 +297,24 @@ fn an_invalid_direct_change_is_refused() {
     }
     assert_eq!(claim_one(&mut client, "q").key, "A");
 }
+
+#[test]
+fn a_locked_row_is_served_as_soon_as_it_is_free_though_its_key_has_a_later_task() {
+    let db = Cluster::shared().database();
+    let (mut client, mut dba) = (db.connect(), db.connect());
+    execute(
+        &mut client,
+        "SELECT fair_enqueue('q', fairness_key => 'A', scheduled_at => now() + interval '1 hour')",
+    );
+    let due = enqueue(&mut client, "q", Some("A"));
+    let mut transaction = dba.transaction().unwrap();
+    transaction
+        .execute(
+            "SELECT FROM harvest_fair.task WHERE id = $1 FOR UPDATE",
+            &[&due],
+        )
+        .unwrap();
+    assert!(drain(&mut client, "q", 1).is_empty());
+    transaction.rollback().unwrap();
+    assert_eq!(claim_one(&mut client, "q").id, due);
+}

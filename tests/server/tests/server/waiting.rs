@@ -365,3 +365,27 @@ fn the_extension_can_be_dropped_under_a_waiting_worker() {
         "the worker waited {waited:?} for a queue that was gone"
     );
 }
+
+#[test]
+fn a_worker_sleeps_though_the_lease_of_a_completed_task_has_run_out() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    execute(&mut client, "SET harvest_fair.default_lease = '100 ms'");
+    enqueue(&mut client, "q", None);
+    let task = claim_one(&mut client, "q");
+    execute(
+        &mut client,
+        &format!("SELECT fair_complete({}, {})", task.id, task.lease),
+    );
+    let empty = |client: &mut Client| -> i64 {
+        one(
+            client,
+            "SELECT empty_claims FROM harvest_fair.stats WHERE queue = 'q'",
+            &[],
+        )
+    };
+    let before = empty(&mut client);
+    assert!(claim_waiting(&mut client, "q", "w", 1, "1 s").is_empty());
+    let tries = empty(&mut client) - before;
+    assert!(tries < 20, "{tries} tries in one second of waiting");
+}

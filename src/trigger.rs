@@ -1,0 +1,98 @@
+//! What the row triggers share: plain C functions, since they run for each row.
+
+use pgrx::pg_sys;
+use pgrx::prelude::*;
+
+/// Declares that a raw function follows calling convention 1.
+macro_rules! finfo {
+    ($name:ident) => {
+        #[unsafe(no_mangle)]
+        #[doc(hidden)]
+        pub extern "C" fn $name() -> &'static pgrx::pg_sys::Pg_finfo_record {
+            const V1: pgrx::pg_sys::Pg_finfo_record =
+                pgrx::pg_sys::Pg_finfo_record { api_version: 1 };
+            &V1
+        }
+    };
+}
+pub(crate) use finfo;
+
+/// What a trigger was fired for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Operation {
+    Insert,
+    Update,
+    Delete,
+    Truncate,
+}
+
+impl Operation {
+    /// The operation of this call.
+    pub fn of(data: &pg_sys::TriggerData) -> Operation {
+        match data.tg_event & pg_sys::TRIGGER_EVENT_OPMASK {
+            pg_sys::TRIGGER_EVENT_INSERT => Operation::Insert,
+            pg_sys::TRIGGER_EVENT_UPDATE => Operation::Update,
+            pg_sys::TRIGGER_EVENT_DELETE => Operation::Delete,
+            _ => Operation::Truncate,
+        }
+    }
+}
+
+/// What Postgres passes to a trigger.
+///
+/// # Safety
+/// `fcinfo` is that of a call by Postgres; the result lives as long as the call.
+pub unsafe fn data<'a>(fcinfo: pg_sys::FunctionCallInfo, name: &str) -> &'a pg_sys::TriggerData {
+    // SAFETY: `context` is null or a node, whose tag says what it is.
+    unsafe {
+        let context = (*fcinfo).context;
+        if context.is_null() || (*context).type_ != pg_sys::NodeTag::T_TriggerData {
+            ereport!(
+                ERROR,
+                PgSqlErrorCode::ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED,
+                format!("{name} can only be called as a trigger")
+            );
+        }
+        &*context.cast::<pg_sys::TriggerData>()
+    }
+}
+
+/// Whether the trigger runs before the change.
+pub fn is_before(data: &pg_sys::TriggerData) -> bool {
+    data.tg_event & pg_sys::TRIGGER_EVENT_TIMINGMASK == pg_sys::TRIGGER_EVENT_BEFORE
+}
+
+/// The row version before and after the change, and the one that a BEFORE trigger gives back.
+pub fn versions(
+    data: &pg_sys::TriggerData,
+) -> (
+    Option<pg_sys::HeapTuple>,
+    Option<pg_sys::HeapTuple>,
+    pg_sys::HeapTuple,
+) {
+    match Operation::of(data) {
+        Operation::Insert => (None, Some(data.tg_trigtuple), data.tg_trigtuple),
+        Operation::Update => (
+            Some(data.tg_trigtuple),
+            Some(data.tg_newtuple),
+            data.tg_newtuple,
+        ),
+        Operation::Delete | Operation::Truncate => {
+            (Some(data.tg_trigtuple), None, data.tg_trigtuple)
+        }
+    }
+}
+
+/// A column (from 1) of a row version, as the Rust type that the caller knows it to have.
+pub fn column<T: FromDatum>(
+    data: &pg_sys::TriggerData,
+    tuple: pg_sys::HeapTuple,
+    column: i32,
+) -> Option<T> {
+    let mut null = false;
+    // SAFETY: the version belongs to the trigger's relation; SPI_getbinval checks the column number.
+    unsafe {
+        let datum = pg_sys::SPI_getbinval(tuple, (*data.tg_relation).rd_att, column, &mut null);
+        T::from_datum(datum, null)
+    }
+}

@@ -1,0 +1,488 @@
+//! Pins and bands: tasks that wait for one worker, and new starts that let continuations pass.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use harvest_fair_server_tests::{
+    Cluster, Options, PATIENCE, Shutdown, claim, claim_one, claim_waiting, complete, count,
+    enqueue, expect_error, flood, keys_of, one, wait_until,
+};
+use postgres::{Client, GenericClient};
+
+use crate::policy_support::{claim_by_id, configure, flood_at, preview, release};
+use crate::support::{claims, execute, stat, state, task_field};
+
+/// Enqueues a task of `key` that waits for `worker`, for good where `length` is "".
+#[track_caller]
+fn pin(
+    client: &mut impl GenericClient,
+    key: &str,
+    priority: i32,
+    worker: &str,
+    length: &str,
+) -> i64 {
+    one(
+        client,
+        "SELECT fair_enqueue('q', fairness_key => $1, priority => $2, sticky_worker => $3,
+                             sticky_for => nullif($4::text, '')::interval)",
+        &[&key, &priority, &worker, &length],
+    )
+}
+
+#[test]
+fn a_pinned_task_is_the_first_of_its_worker_before_every_other() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    flood_at(&mut client, "q", "urgent", 1, 5);
+    let pinned = pin(&mut client, "pinned", 5, "me", "1 hour");
+    assert_eq!(claim(&mut client, "q", "me", 1)[0].id, pinned);
+    assert_eq!(claim(&mut client, "q", "me", 1)[0].key, "urgent");
+}
+
+#[test]
+fn nobody_else_gets_a_pinned_task_in_any_way() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    let pinned = pin(&mut client, "A", 1, "me", "1 hour");
+    let for_good = pin(&mut client, "A", 1, "me", "");
+    let plain = enqueue(&mut client, "q", Some("B"));
+    let taken = claim(&mut client, "q", "other", 5);
+    assert_eq!(
+        taken.iter().map(|task| task.id).collect::<Vec<_>>(),
+        [plain]
+    );
+    for id in [pinned, for_good] {
+        assert!(claim_by_id(&mut client, id, "other").is_empty());
+    }
+    assert_eq!(claim_by_id(&mut client, pinned, "me").len(), 1);
+    assert_eq!(claim(&mut client, "q", "me", 5)[0].id, for_good);
+}
+
+#[test]
+fn a_batch_of_pinned_tasks_is_what_single_claims_would_have_been() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    for key in ["A", "A", "A", "B", "B"] {
+        pin(&mut client, key, 3, "me", "1 hour");
+    }
+    flood(&mut client, "q", "C", 3, "-1 s");
+    // A preview is what a batch would be.
+    let batch: Vec<i64> = preview(&mut client, "q", "me", 5, "")
+        .iter()
+        .map(|line| line.id)
+        .collect();
+    let single: Vec<i64> = (0..5)
+        .map(|_| claim(&mut client, "q", "me", 1)[0].id)
+        .collect();
+    assert_eq!(batch, single);
+}
+
+#[test]
+fn a_pinned_claim_charges_its_key_and_never_moves_the_clock() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    for key in ["A", "B"] {
+        flood(&mut client, "q", key, 20, "1 hour");
+    }
+    claims(&mut client, "q", 4, 1);
+    for _ in 0..3 {
+        pin(&mut client, "A", 3, "me", "1 hour");
+    }
+    let before = (state(&mut client, "q", "A"), state(&mut client, "q", "B"));
+    assert_eq!(count(&claim(&mut client, "q", "me", 3), "A"), 3);
+    let after = (state(&mut client, "q", "A"), state(&mut client, "q", "B"));
+    assert_eq!(after.0.pass, before.0.pass + 3.0);
+    assert_eq!(
+        (after.0.clock, after.1.pass),
+        (before.0.clock, before.1.pass)
+    );
+    // B catches up.
+    assert_eq!(keys_of(&claims(&mut client, "q", 3, 1)), ["B", "B", "B"]);
+}
+
+#[test]
+fn a_pin_that_has_ended_is_ordinary_at_the_very_next_claim() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    claim(&mut client, "q", "other", 1);
+    for round in 0..8 {
+        let pinned = pin(&mut client, "A", 3, "me", "120 ms");
+        let younger = pin(&mut client, "B", 3, "me", "");
+        assert!(
+            claim(&mut client, "q", "other", 5).is_empty(),
+            "round {round}"
+        );
+        wait_until("the pin ends", PATIENCE, || {
+            one(
+                &mut client,
+                "SELECT clock_timestamp() > sticky_until FROM harvest_fair.task WHERE id = $1",
+                &[&pinned],
+            )
+        });
+        let taken = claim(&mut client, "q", "other", 5);
+        assert_eq!(
+            taken.iter().map(|task| task.id).collect::<Vec<_>>(),
+            [pinned],
+            "round {round}"
+        );
+        assert_eq!(claim_by_id(&mut client, younger, "me").len(), 1);
+    }
+}
+
+#[test]
+fn an_ended_pin_puts_its_task_back_into_the_order_without_precedence() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    let pinned = pin(&mut client, "A", 3, "me", "100 ms");
+    flood_at(&mut client, "q", "B", 1, 1);
+    wait_until("the pin ends", PATIENCE, || {
+        one(
+            &mut client,
+            "SELECT clock_timestamp() > sticky_until FROM harvest_fair.task WHERE id = $1",
+            &[&pinned],
+        )
+    });
+    let taken = claim(&mut client, "q", "me", 2);
+    assert_eq!(keys_of(&taken), ["B", "A"]);
+}
+
+#[test]
+fn a_worker_that_waits_wakes_when_a_pin_ends() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    let pinned = pin(&mut client, "A", 3, "me", "700 ms");
+    execute(
+        &mut client,
+        "CREATE TABLE pin AS SELECT sticky_until AS until FROM harvest_fair.task",
+    );
+    let taken = claim_waiting(&mut client, "q", "other", 1, "20 s");
+    assert_eq!(taken.len(), 1);
+    assert_eq!(taken[0].id, pinned);
+    let late: f64 = one(
+        &mut client,
+        "SELECT extract(epoch FROM started_at - until)::float8 FROM harvest_fair.task, pin",
+        &[],
+    );
+    assert!((0.0..3.0).contains(&late), "{late} s after the pin's end");
+}
+
+#[test]
+fn a_waiting_worker_wakes_for_a_task_that_is_pinned_to_it() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    thread::scope(|scope| {
+        let worker = scope.spawn(|| claim_waiting(&mut db.connect(), "q", "me", 1, "60 s"));
+        wait_until("the worker waits", PATIENCE, || {
+            stat(&mut client, "q", "waiting") == 1
+        });
+        let enqueued = Instant::now();
+        let pinned = pin(&mut client, "A", 3, "me", "1 hour");
+        assert_eq!(worker.join().unwrap()[0].id, pinned);
+        assert!(
+            enqueued.elapsed() < Duration::from_secs(5),
+            "{:?}",
+            enqueued.elapsed()
+        );
+    });
+}
+
+#[test]
+fn a_pin_without_a_worker_or_with_a_length_below_zero_is_refused() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    expect_error(
+        &mut client,
+        "SELECT fair_enqueue('q', sticky_for => '1 s')",
+        "22023",
+        "sticky_worker",
+        "worker",
+    );
+    expect_error(
+        &mut client,
+        "SELECT fair_enqueue('q', sticky_worker => 'w', sticky_for => '-1 s')",
+        "22023",
+        "sticky_for",
+        "",
+    );
+    expect_error(
+        &mut client,
+        "SELECT fair_enqueue('q', sticky_worker => ' ')",
+        "22023",
+        "worker",
+        "",
+    );
+}
+
+/// Enqueues a task of `key` that has been due for `ago` seconds.
+#[track_caller]
+fn due_for(client: &mut Client, key: &str, seconds: f64, new_start: bool) -> i64 {
+    one(
+        client,
+        "SELECT fair_enqueue('q', fairness_key => $1, scheduled_at => now() - $2 * interval '1 s', new_start => $3)",
+        &[&key, &seconds, &new_start],
+    )
+}
+
+#[test]
+fn a_continuation_that_is_due_goes_before_a_new_start_less_than_half_a_minute_old() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    // Of other keys with the same lag, and of the same key.
+    let young = due_for(&mut client, "A", 20.0, true);
+    let old = due_for(&mut client, "B", 40.0, true);
+    let continuation = due_for(&mut client, "C", 0.0, false);
+    let ids: Vec<i64> = claim(&mut client, "q", "w", 3)
+        .iter()
+        .map(|task| task.id)
+        .collect();
+    assert_eq!(ids, [old, continuation, young]);
+    let young = due_for(&mut client, "D", 20.0, true);
+    let continuation = due_for(&mut client, "D", 0.0, false);
+    let ids: Vec<i64> = claim(&mut client, "q", "w", 3)
+        .iter()
+        .map(|task| task.id)
+        .collect();
+    assert_eq!(ids, [continuation, young]);
+}
+
+#[test]
+fn a_handicap_that_is_changed_counts_for_the_backlog_at_the_next_claim() {
+    let db = Cluster::shared().database();
+    let (mut client, mut admin) = (db.connect(), db.connect());
+    let first = |client: &mut Client| -> i64 {
+        let mut transaction = client.transaction().unwrap();
+        let id = claim_one(&mut transaction, "q").id;
+        transaction.rollback().unwrap();
+        id
+    };
+    let new_start = due_for(&mut client, "A", 40.0, true);
+    let continuation = due_for(&mut client, "A", 0.0, false);
+    assert_eq!(first(&mut client), new_start);
+    configure(&mut admin, "q", r#"{"new_start_handicap": "2 min"}"#);
+    assert_eq!(first(&mut client), continuation);
+    configure(&mut admin, "q", r#"{"new_start_handicap": 0}"#);
+    assert_eq!(first(&mut client), new_start);
+    configure(&mut admin, "q", r#"{"new_start_handicap": null}"#);
+    assert_eq!(first(&mut client), new_start);
+}
+
+#[test]
+fn a_new_start_is_claimable_as_soon_as_it_is_due() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    let id = due_for(&mut client, "A", 0.0, true);
+    assert_eq!(claim_one(&mut client, "q").id, id);
+}
+
+#[test]
+fn after_its_first_kept_claim_a_task_is_no_new_start() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    let id = due_for(&mut client, "A", 5.0, true);
+    let mut transaction = client.transaction().unwrap();
+    claim_one(&mut transaction, "q");
+    transaction.rollback().unwrap();
+    assert_eq!(
+        task_field(&mut client, id, "new_start").as_deref(),
+        Some("true")
+    );
+    let task = claim_one(&mut client, "q");
+    execute(
+        &mut client,
+        &format!(
+            "SELECT fair_fail({}, {}, 'again', '0')",
+            task.id, task.lease
+        ),
+    );
+    // Another new start, due for longer, lets it pass now.
+    due_for(&mut client, "A", 10.0, true);
+    assert_eq!(claim_one(&mut client, "q").id, id);
+}
+
+#[test]
+fn a_pin_that_had_ended_before_it_was_written_is_none() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    execute(
+        &mut client,
+        "INSERT INTO harvest_fair.task (queue, fairness_key, sticky_worker, sticky_until)
+         VALUES ('q', 'A', 'me', now() - interval '1 s')",
+    );
+    assert_eq!(keys_of(&claim(&mut client, "q", "other", 5)), ["A"]);
+}
+
+#[test]
+fn a_pin_that_is_set_or_cleared_by_hand_counts_at_the_next_claim() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    let id = enqueue(&mut client, "q", Some("A"));
+    execute(
+        &mut client,
+        "UPDATE harvest_fair.task SET sticky_worker = 'me', sticky_until = now() + interval '1 hour'",
+    );
+    assert!(claim(&mut client, "q", "other", 5).is_empty());
+    execute(
+        &mut client,
+        "UPDATE harvest_fair.task SET sticky_worker = NULL, sticky_until = NULL",
+    );
+    assert_eq!(claim(&mut client, "q", "other", 5)[0].id, id);
+    let id = pin(&mut client, "A", 3, "me", "1 hour");
+    execute(
+        &mut client,
+        "UPDATE harvest_fair.task SET sticky_until = now() - interval '1 s' WHERE state = 'pending'",
+    );
+    assert_eq!(claim(&mut client, "q", "other", 5)[0].id, id);
+    let id = pin(&mut client, "A", 3, "me", "1 hour");
+    execute(
+        &mut client,
+        "UPDATE harvest_fair.task SET sticky_worker = 'you' WHERE state = 'pending'",
+    );
+    assert!(claim(&mut client, "q", "me", 5).is_empty());
+    assert_eq!(claim(&mut client, "q", "you", 5)[0].id, id);
+}
+
+#[test]
+fn a_pinned_task_of_the_future_wakes_its_worker_when_it_is_due() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    execute(
+        &mut client,
+        "SELECT fair_enqueue('q', fairness_key => 'A', scheduled_at => now() + interval '1 s', sticky_worker => 'me', sticky_for => '1 hour')",
+    );
+    assert!(claim(&mut client, "q", "me", 1).is_empty());
+    let start = Instant::now();
+    assert_eq!(claim_waiting(&mut client, "q", "me", 1, "20 s").len(), 1);
+    assert!(
+        start.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        start.elapsed()
+    );
+}
+
+#[test]
+fn pins_outlive_a_crash() {
+    let cluster = Cluster::start(Options::new());
+    let db = cluster.database();
+    let mut client = db.connect();
+    let short = pin(&mut client, "A", 3, "me", "4 s");
+    let long = pin(&mut client, "B", 3, "me", "1 hour");
+    cluster.restart(Shutdown::Immediate);
+    let mut client = db.connect();
+    let ended: bool = one(
+        &mut client,
+        "SELECT clock_timestamp() > sticky_until FROM harvest_fair.task WHERE id = $1",
+        &[&short],
+    );
+    assert_eq!(
+        claim(&mut client, "q", "other", 5).len(),
+        usize::from(ended)
+    );
+    if !ended {
+        assert_eq!(
+            claim_waiting(&mut client, "q", "other", 5, "20 s")[0].id,
+            short
+        );
+    }
+    assert!(claim(&mut client, "q", "other", 5).is_empty());
+    assert_eq!(claim(&mut client, "q", "me", 5)[0].id, long);
+}
+
+#[test]
+fn a_task_whose_pin_has_ended_can_be_claimed_by_id_by_anyone() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    let pinned = pin(&mut client, "A", 3, "me", "100 ms");
+    assert!(claim_by_id(&mut client, pinned, "other").is_empty());
+    wait_until("the pin ends", PATIENCE, || {
+        one(
+            &mut client,
+            "SELECT coalesce(clock_timestamp() > sticky_until, true) FROM harvest_fair.task WHERE id = $1",
+            &[&pinned],
+        )
+    });
+    assert_eq!(claim_by_id(&mut client, pinned, "other").len(), 1);
+    assert!(claim(&mut client, "q", "me", 5).is_empty());
+}
+
+#[test]
+fn a_pinned_task_that_is_given_back_still_waits_for_its_worker() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    let pinned = pin(&mut client, "A", 3, "me", "1 hour");
+    let task = claim(&mut client, "q", "me", 1).remove(0);
+    assert!(release(&mut client, &task));
+    assert!(claim(&mut client, "q", "other", 1).is_empty());
+    let mut transaction = client.transaction().unwrap();
+    assert_eq!(claim(&mut transaction, "q", "me", 1)[0].id, pinned);
+    transaction.rollback().unwrap();
+    assert!(claim(&mut client, "q", "other", 1).is_empty());
+    assert_eq!(claim(&mut client, "q", "me", 1)[0].id, pinned);
+}
+
+#[test]
+fn pinned_tasks_come_by_priority_then_lag_then_due_time() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    // The key that is deep in debt has the older task.
+    for _ in 0..3 {
+        enqueue(&mut client, "q", Some("indebted"));
+    }
+    enqueue(&mut client, "q", Some("level"));
+    flood(&mut client, "q", "level", 5, "-1 hour");
+    for task in claim(&mut client, "q", "other", 4) {
+        assert!(complete(&mut client, &task));
+    }
+    let low = pin(&mut client, "level", 4, "me", "1 hour");
+    let of_indebted = pin(&mut client, "indebted", 3, "me", "1 hour");
+    let of_level = pin(&mut client, "level", 3, "me", "1 hour");
+    let of_new = pin(&mut client, "new", 2, "me", "1 hour");
+    let ids: Vec<i64> = (0..4)
+        .map(|_| claim(&mut client, "q", "me", 1)[0].id)
+        .collect();
+    assert_eq!(ids, [of_new, of_level, of_indebted, low]);
+}
+
+#[test]
+fn a_pinned_task_whose_worker_dies_goes_to_others_once_its_pin_has_ended() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    configure(&mut client, "q", r#"{"lease": 0.2}"#);
+    execute(
+        &mut client,
+        "CREATE TABLE pin AS SELECT clock_timestamp() + interval '1500 ms' AS until",
+    );
+    let id = pin(&mut client, "A", 3, "me", "1500 ms");
+    assert_eq!(claim(&mut client, "q", "me", 1)[0].id, id);
+    // The lease runs out long before the pin does.
+    assert_eq!(
+        claim_waiting(&mut client, "q", "other", 1, "20 s")[0].id,
+        id
+    );
+    let late: f64 = one(
+        &mut client,
+        "SELECT extract(epoch FROM started_at - until)::float8 FROM harvest_fair.task, pin",
+        &[],
+    );
+    assert!((0.0..4.0).contains(&late), "{late} s after the pin's end");
+}
+
+#[test]
+fn a_retried_task_still_waits_for_its_worker() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    let id = pin(&mut client, "A", 3, "me", "1 hour");
+    let task = claim(&mut client, "q", "me", 1).remove(0);
+    execute(
+        &mut client,
+        &format!(
+            "SELECT fair_fail({}, {}, 'x', '100 ms')",
+            task.id, task.lease
+        ),
+    );
+    assert_eq!(claim_waiting(&mut client, "q", "me", 1, "20 s")[0].id, id);
+    execute(
+        &mut client,
+        "SELECT fair_release(id, lease) FROM harvest_fair.task",
+    );
+    assert!(claim(&mut client, "q", "other", 1).is_empty());
+}
