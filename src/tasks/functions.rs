@@ -171,14 +171,7 @@ pub unsafe extern "C-unwind" fn fair_claim_by_id(
             pgrx::fcinfo::pg_getarg::<String>(fcinfo, 1),
         );
         let result = (*fcinfo).resultinfo.cast::<pg_sys::ReturnSetInfo>();
-        by_id(id, worker, |(values, nulls)| {
-            pg_sys::tuplestore_putvalues(
-                (*result).setResult,
-                (*result).setDesc,
-                values.as_ptr(),
-                nulls.as_ptr(),
-            );
-        })
+        by_id(id, worker, |row| put_row(result, row))
     };
     if let Err(error) = outcome {
         error.raise();
@@ -186,6 +179,20 @@ pub unsafe extern "C-unwind" fn fair_claim_by_id(
     pg_sys::Datum::from(0)
 }
 crate::trigger::finfo!(pg_finfo_fair_claim_by_id);
+
+/// Adds a row to the result of a set-returning function.
+///
+/// # Safety
+/// `result` is what InitMaterializedSRF has set up for a function that returns harvest_fair.claimed_task.
+unsafe fn put_row(result: *mut pg_sys::ReturnSetInfo, (values, nulls): &mut ResultRow) {
+    // SAFETY: as the caller promises; both arrays have one element a column.
+    unsafe {
+        debug_assert_eq!((*(*result).setDesc).natts as usize, RESULT_COLUMNS);
+        // Mutable pointers, since the older headers ask for them.
+        let (values, nulls) = (values.as_mut_ptr(), nulls.as_mut_ptr());
+        pg_sys::tuplestore_putvalues((*result).setResult, (*result).setDesc, values, nulls);
+    }
+}
 
 fn by_id(
     id: Option<i64>,
@@ -227,15 +234,7 @@ unsafe fn claim_into(
             max_tasks,
             wait,
         };
-        claim::claim(&request, |(values, nulls)| {
-            debug_assert_eq!((*(*result).setDesc).natts as usize, RESULT_COLUMNS);
-            pg_sys::tuplestore_putvalues(
-                (*result).setResult,
-                (*result).setDesc,
-                values.as_ptr().cast_mut(),
-                nulls.as_ptr().cast_mut(),
-            );
-        })
+        claim::claim(&request, |row| put_row(result, row))
     }
 }
 
