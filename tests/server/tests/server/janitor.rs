@@ -216,6 +216,14 @@ fn idle_databases_are_quiet() {
     let mut client = db.connect();
     flood(&mut client, "q", "A", 3, "1 s");
     drain(&mut client, "q", 3);
+    // A background worker that is ended while it still starts is reported by Postgres as FATAL.
+    wait_until("the janitor is up", PATIENCE, || {
+        one(
+            &mut client,
+            "SELECT count(*) > 0 FROM pg_stat_activity WHERE backend_type = 'harvest_fair janitor'",
+            &[],
+        )
+    });
     drop(client);
     cluster.restart(Shutdown::Fast);
     let log = cluster.log();
