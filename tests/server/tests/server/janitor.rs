@@ -234,8 +234,9 @@ fn idle_databases_are_quiet() {
                 .iter()
                 .any(|level| line.contains(&format!(" {level}:")))
         })
-        // Connections are refused while the server starts and stops.
+        // Connections are refused while the server starts and stops, and the test's own may still be closing.
         .filter(|line| !line.contains("the database system is"))
+        .filter(|line| !line.contains("terminating connection due to administrator command"))
         .collect();
     assert!(complaints.is_empty(), "{complaints:#?}");
 }
