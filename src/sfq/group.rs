@@ -7,12 +7,16 @@
 
 use super::arena::Pool;
 use super::lane::Lane;
-use super::node::{Head, Node};
+use super::node::{Head, Node, Rank};
 use super::records::{Entry, GROUP, QueueRec};
 use super::tree::NIL;
 use super::view::GroupView;
 use super::{EntryId, Sched, Ticks};
 use crate::names::{FairnessKey, Priority};
+
+/// How many keys are looked at for a group's rank. Beyond that the group is taken to be first of its pass, which costs a
+/// look at its first key.
+const HOPES: usize = 16;
 
 /// The part of a key before its first separator.
 pub(super) fn group_name(key: &[u8], separator: u32) -> &[u8] {
@@ -54,7 +58,7 @@ impl Sched<'_> {
         self.entries.get_mut(group).set_keys(keys);
         let first = keys.first(&self.entries);
         let head = Head {
-            rank: self.entries.get(first).member.rank,
+            rank: self.hopeful_rank(&keys),
             due: keys.oldest(&self.entries),
         };
         self.with_tier(slot, |tier, entries| {
@@ -67,6 +71,26 @@ impl Sched<'_> {
             }
         });
         result
+    }
+
+    /// The smallest rank that the first row of a group may turn out to have. A key whose head is inexact may have no row
+    /// at all, and then another one is the group's first: so long as it has not been looked at, all that stand up to the
+    /// first exact one may be it.
+    pub(super) fn hopeful_rank(&self, keys: &Node) -> Rank {
+        let mut rank = Rank::LAST;
+        let mut slot = keys.first(&self.entries);
+        for _ in 0..HOPES {
+            let entry = self.entries.get(slot);
+            if slot == NIL {
+                return rank;
+            }
+            rank = rank.min(entry.member.rank);
+            if entry.member.pass >= keys.clock() && entry.has_exact_front() {
+                return rank;
+            }
+            slot = keys.next(&self.entries, slot);
+        }
+        Rank::FIRST
     }
 
     /// Acts on the node of an entry's tier.
@@ -315,6 +339,12 @@ impl Sched<'_> {
 }
 
 impl Entry {
+    /// Whether the lane in front has been looked at: its head is a row, as far as the board has been told.
+    pub(super) fn has_exact_front(&self) -> bool {
+        let front = self.lanes.get(usize::from(self.front));
+        front.is_some_and(Lane::is_exact)
+    }
+
     /// The node of a group's keys.
     pub(super) fn keys(&self) -> Node {
         let [Lane { cursor, head, .. }, _] = &self.lanes;

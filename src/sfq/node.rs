@@ -13,6 +13,17 @@ pub struct Rank {
     pub id: i64,
 }
 
+impl Rank {
+    pub const FIRST: Rank = Rank {
+        due: i64::MIN,
+        id: i64::MIN,
+    };
+    pub const LAST: Rank = Rank {
+        due: i64::MAX,
+        id: i64::MAX,
+    };
+}
+
 /// What places an eligible member beside its pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {

@@ -224,7 +224,7 @@ impl Sched<'_> {
         while slot != NIL {
             let entry = self.entries.get(slot);
             let (start, pass) = (node.start_of(&entry.member), entry.member.pass);
-            // A group's rank is that of its first key, which a limit or an exclusion may pass over.
+            // A group's rank goes by its first keys, which a limit or an exclusion may pass over.
             let ranked = !entry.is(GROUP) || limit == i64::MAX && search.excluded.is_empty();
             if let Some((smallest, rank, ..)) = best
                 // Entries stand in the order of pass and front lane, except that all passes behind the clock count as
@@ -235,6 +235,13 @@ impl Sched<'_> {
             }
             if entry.is(GROUP) {
                 if let Some((_, rank, key, band)) = self.first_usable(&entry.keys(), search)? {
+                    let lane = self.entries.get(key).lanes.get(usize::from(band));
+                    // A head that nobody has looked at may be none, and then the group has another first row.
+                    let rank = match lane.is_some_and(Lane::is_exact) {
+                        true => rank,
+                        false if ranked => rank.min(entry.member.rank),
+                        false => Rank::FIRST,
+                    };
                     let candidate = (start, rank, key, band);
                     best = Some(best.map_or(candidate, |other| candidate.min(other)));
                 }

@@ -263,11 +263,10 @@ impl Sched<'_> {
         if entry.member.is_eligible() == keys.is_empty() || !entry.is(GROUP) {
             return Err("eligible without keys, or the other way round".into());
         }
-        let first = self.entries.get(keys.first(&self.entries)).member.head();
         let head = entry.member.head();
-        let oldest = keys.oldest(&self.entries);
-        if !keys.is_empty() && (head.rank, head.due) != (first.rank, oldest) {
-            return Err("does not stand where its first key does".into());
+        let expected = (self.hopeful_rank(&keys), keys.oldest(&self.entries));
+        if !keys.is_empty() && (head.rank, head.due) != expected {
+            return Err("does not stand where its first keys do".into());
         }
         Ok(u32::from(entry.member.is_eligible()))
     }

@@ -102,7 +102,9 @@ impl Sched<'_> {
                 self.count_eligible(slot, 1);
             }
             (true, Some((head, _))) => {
-                if self.entries.get(slot).member.head() != head {
+                // What is known of a key's head counts for the place of its group, too.
+                let entry = self.entries.get(slot);
+                if entry.member.head() != head || entry.group != NIL {
                     self.with_node(slot, |node, entries| node.rerank(entries, slot, head));
                 }
             }

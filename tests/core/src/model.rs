@@ -51,6 +51,15 @@ impl Claim {
     }
 }
 
+/// What a claimer went by who believes in rows that others hold, or that are gone.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Seen {
+    /// The row of the group that it took to be first of those with the smallest pass.
+    pub tie: Option<i64>,
+    /// Whether it found itself out of order.
+    pub aged: Option<bool>,
+}
+
 type Tier = u8;
 
 /// One queue.
@@ -165,8 +174,20 @@ impl Model {
         Some((pass - self.clock(priority)).max(0))
     }
 
+    /// Sets a key's lag.
+    pub fn set_lag(&mut self, priority: u8, key: &str, lag: i128) {
+        let pass = self.node_clock(priority, key) + lag;
+        self.passes.insert((priority, key.into()), pass);
+    }
+
+    /// Sets the lag of a key's group.
+    pub fn set_group_lag(&mut self, priority: u8, key: &str, lag: i128) {
+        let pass = self.clock(priority) + lag;
+        self.group_passes.insert((priority, self.group(key)), pass);
+    }
+
     /// The part of a key before its first separator.
-    fn group(&self, key: &str) -> String {
+    pub fn group(&self, key: &str) -> String {
         match self.policy.separator {
             Some(separator) => key.split(separator).next().unwrap_or_default().into(),
             None => key.into(),
@@ -419,11 +440,11 @@ impl Model {
 
     /// Rules 2 to 4.
     pub fn claim(&mut self, now: i64) -> Option<Claim> {
-        self.claim_as(now, None)
+        self.claim_as(now, &Seen::default())
     }
 
-    /// As [`Model::claim`]; `aged`: whether the claimer, who may believe in rows that are gone, found itself out of order.
-    pub fn claim_as(&mut self, now: i64, aged: Option<bool>) -> Option<Claim> {
+    /// As [`Model::claim`], by a claimer who believes more than is true.
+    pub fn claim_as(&mut self, now: i64, seen: &Seen) -> Option<Claim> {
         self.settle(now);
         let mut rows: Vec<&Task> = self
             .tasks
@@ -459,6 +480,14 @@ impl Model {
         } else {
             rows.sort_by_key(|task| (task.priority, task.due, task.id));
         }
+        if self.policy.separator.is_some()
+            && let Some(tie) = rows.iter().position(|task| seen.tie == Some(task.id))
+        {
+            let pass = |task: &Task| self.group_passes[&(task.priority, self.group(&task.key))];
+            if pass(rows[tie]) == pass(rows[0]) {
+                rows.swap(0, tie);
+            }
+        }
         let task = (*rows.first()?).clone();
         self.rebase(task.priority);
         let mut claim = Claim {
@@ -487,7 +516,7 @@ impl Model {
             claim.aged = claim.start > smallest
                 || smallest_group.is_some_and(|smallest| self.group_passes[&group] > smallest)
                 || self.eligible.iter().any(earlier);
-            claim.aged = aged.unwrap_or(claim.aged);
+            claim.aged = seen.aged.unwrap_or(claim.aged);
             if !claim.aged {
                 claim.clock = claim.clock.max(smallest);
                 match smallest_group {
@@ -570,20 +599,20 @@ impl Model {
     }
 
     /// Rule 6: the task is done, and cost this much.
-    pub fn complete(&mut self, id: i64, cost: Option<f64>) {
-        let Some(task) = self.tasks.remove(&id) else {
-            return;
-        };
-        let Some(cost) = cost else { return };
-        let weight = self.weight(&task.key, task.weight);
-        let delta = cost - 1.0;
+    ///
+    /// Says by how much the key and its group were corrected, up or down.
+    pub fn complete(&mut self, id: i64, cost: Option<f64>) -> Option<[i128; 2]> {
+        let task = self.tasks.remove(&id)?;
+        let delta = cost? - 1.0;
+        let step = step(delta.abs(), self.weight(&task.key, task.weight));
         let group_step = self.group_step(&task.key, delta.abs());
         if delta > 0.0 {
-            *self.touch(task.priority, &task.key) += step(delta, weight);
+            *self.touch(task.priority, &task.key) += step;
             self.add_to_group(task.priority, &task.key, group_step);
         } else if delta < 0.0 {
-            self.take_off(task.priority, &task.key, step(-delta, weight), group_step);
+            self.take_off(task.priority, &task.key, step, group_step);
         }
+        Some([step, group_step])
     }
 
     /// A charge from outside: the key joins and is charged, the clock stays.

@@ -1,177 +1,43 @@
-//! The core, driven by its claim driver over a table in memory, against the naive model: random histories, in which both
-//! must agree on every pick, every charge, every pass and every clock. Transactions stay open across other calls, so a
-//! claimer meets rows that others hold.
+//! A queue in the core and in the model, side by side.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use harvest_fair_core_tests::harness::{MemoryBoard, Session, Stored, Table, key, priority};
 use harvest_fair_core_tests::model::{self, HeldBack, Model, State, Task};
 use harvest_fair_core_tests::names::Weight;
 use harvest_fair_core_tests::sfq::{
-    Charge, Claimed, Order, Policy, QueueId, Refused, RowPos, Ticks, Waiting, claim, preview,
+    Charge, Claimed, Order, Policy, QueueId, Refused, RowPos, claim, preview,
 };
 use proptest::prelude::*;
-use proptest::test_runner::RngSeed;
 
-const KEYS: [&str; 6] = ["", "a", "b", "a/x", "a/y", "b/x"];
-const WEIGHTS: [f64; 8] = [0.001, 0.1, 0.5, 1.0, 2.0, 3.0, 7.0, 1000.0];
-const SECOND: i64 = 1_000_000;
+use crate::ops::{KEYS, Op, SECOND, WEIGHTS};
+
 /// The owner of locks that no claimer took.
 const STRANGER: u32 = 99;
 
-#[derive(Clone, Debug)]
-enum Op {
-    /// Some tasks of one key, due a bit apart.
-    Enqueue {
-        key: usize,
-        priority: u8,
-        band: u8,
-        due: i64,
-        weight: Option<usize>,
-        count: u8,
-    },
-    /// One call for `n` tasks in a session's transaction.
-    Claim {
-        session: usize,
-        n: usize,
-        fair: bool,
-    },
-    /// ROLLBACK TO SAVEPOINT: all but the first `keep` claims of the transaction.
-    RollbackTo {
-        session: usize,
-        keep: usize,
-    },
-    Commit {
-        session: usize,
-    },
-    Release {
-        nth: usize,
-    },
-    Complete {
-        nth: usize,
-        cost: Option<u8>,
-    },
-    Override {
-        key: usize,
-        weight: Option<usize>,
-    },
-    Charge {
-        key: usize,
-        priority: u8,
-        cost: u8,
-        abort: bool,
-    },
-    /// Claims one row aside from the order, as if it were pinned to the session's worker.
-    Aside {
-        session: usize,
-        nth: usize,
-    },
-    Policy(model::Policy),
-    Wait {
-        micros: i64,
-    },
-    Delete {
-        nth: usize,
-    },
-    Postpone {
-        nth: usize,
-        due: i64,
-    },
-    Move {
-        nth: usize,
-        key: usize,
-        priority: u8,
-    },
-    /// Somebody locks a pending row for no reason of ours, or lets it go.
-    Lock {
-        nth: usize,
-    },
-    Unlock,
-    Forget {
-        idle_for: i64,
-    },
-}
-
-fn policy() -> impl Strategy<Value = model::Policy> {
-    let rate = || {
-        proptest::option::of(prop_oneof![
-            Just(0.0),
-            Just(0.5),
-            Just(2.0),
-            Just(3.0),
-            Just(10.0)
-        ])
-    };
-    (
-        proptest::option::of(0u32..6),
-        rate(),
-        rate(),
-        prop::bool::weighted(0.1),
-        prop_oneof![2 => Just(0), 1 => Just(SECOND / 2), 1 => Just(3 * SECOND), 1 => Just(1)],
-        prop_oneof![1 => Just(None), 2 => Just(Some('/'))],
-    )
-        .prop_map(
-            |(cap, rate, key_rate, paused, aging, separator)| model::Policy {
-                cap,
-                rate,
-                key_rate,
-                paused,
-                aging,
-                separator,
-            },
-        )
-}
-
-fn ops() -> impl Strategy<Value = Vec<Op>> {
-    let tier = || prop_oneof![4 => Just(3u8), 1 => 1u8..=5];
-    let due = || prop_oneof![6 => -20 * SECOND..=0, 2 => 0..40 * SECOND, 1 => Just(i64::MAX)];
-    let weight = || prop_oneof![3 => Just(None), 1 => (0..WEIGHTS.len()).prop_map(Some)];
-    let op = prop_oneof![
-        8 => (0..KEYS.len(), tier(), prop_oneof![4 => Just(0u8), 1 => Just(1)], due(), weight(), 1u8..6)
-            .prop_map(|(key, priority, band, due, weight, count)| {
-                Op::Enqueue { key, priority, band, due, weight, count }
-            }),
-        12 => (0..3usize, prop_oneof![3 => Just(1usize), 1 => 2usize..9], prop::bool::weighted(0.95))
-            .prop_map(|(session, n, fair)| Op::Claim { session, n, fair }),
-        3 => (0..3usize, 0..4usize).prop_map(|(session, keep)| Op::RollbackTo { session, keep }),
-        3 => (0..3usize).prop_map(|session| Op::Commit { session }),
-        1 => any::<usize>().prop_map(|nth| Op::Release { nth }),
-        1 => (any::<usize>(), proptest::option::of(0u8..9))
-            .prop_map(|(nth, cost)| Op::Complete { nth, cost }),
-        1 => (0..KEYS.len(), weight()).prop_map(|(key, weight)| Op::Override { key, weight }),
-        1 => (0..KEYS.len(), tier(), 1u8..9, any::<bool>())
-            .prop_map(|(key, priority, cost, abort)| Op::Charge { key, priority, cost, abort }),
-        1 => (0..3usize, any::<usize>()).prop_map(|(session, nth)| Op::Aside { session, nth }),
-        1 => policy().prop_map(Op::Policy),
-        3 => prop_oneof![4 => 0..15 * SECOND, 4 => (0..8 * SECOND).prop_map(|t| t / 250_000 * 250_000), 1 => Just(3600 * SECOND)]
-            .prop_map(|micros| Op::Wait { micros }),
-        1 => any::<usize>().prop_map(|nth| Op::Delete { nth }),
-        1 => (any::<usize>(), due()).prop_map(|(nth, due)| Op::Postpone { nth, due }),
-        1 => (any::<usize>(), 0..KEYS.len(), tier())
-            .prop_map(|(nth, key, priority)| Op::Move { nth, key, priority }),
-        1 => any::<usize>().prop_map(|nth| Op::Lock { nth }),
-        1 => Just(Op::Unlock),
-        1 => (0..100 * SECOND).prop_map(|idle_for| Op::Forget { idle_for }),
-    ];
-    proptest::collection::vec(op, 1..60)
-}
-
-struct World {
-    board: MemoryBoard,
-    queue: QueueId,
+pub struct World {
+    pub board: MemoryBoard,
+    pub queue: QueueId,
     table: Table,
-    model: Model,
-    now: i64,
+    pub model: Model,
+    pub now: i64,
     next_id: i64,
     /// Claims of transactions that are open.
-    open: [Vec<(model::Claim, Charge)>; 3],
+    pub open: [Vec<(model::Claim, Charge)>; 3],
     /// Claimed, committed, not yet settled.
     running: Vec<i64>,
     locked: Vec<i64>,
+    /// Keys of which a row was changed behind the board's back, and in which tier. What the board believes of them may
+    /// lag behind what the model knows, so the model takes over their passes (see `compare`).
+    pub doubted: BTreeSet<(u8, String)>,
+    /// The same of groups: one of their keys was thought eligible although others held its rows, or they were gone.
+    pub doubted_groups: BTreeSet<(u8, String)>,
+    /// The most that each key was ever charged at once.
+    pub dearest: BTreeMap<String, i128>,
 }
 
 impl World {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let mut board = MemoryBoard::new(2, 64);
         let queue = board.open("q");
         World {
@@ -184,6 +50,9 @@ impl World {
             open: Default::default(),
             running: Vec::new(),
             locked: Vec::new(),
+            doubted: BTreeSet::new(),
+            doubted_groups: BTreeSet::new(),
+            dearest: BTreeMap::new(),
         }
     }
 
@@ -217,6 +86,20 @@ impl World {
         sched
             .note(self.queue, tier, &name, task.band, row, self.now)
             .expect("room on the board");
+    }
+
+    fn charged(&mut self, key: &str, [step, group_step]: [i128; 2]) {
+        let group = self.model.group(key);
+        for (name, step) in [(key.to_string(), step), (group, group_step)] {
+            let dearest = self.dearest.entry(name).or_default();
+            *dearest = step.max(*dearest);
+        }
+    }
+
+    /// Something happens to a row behind the board's back.
+    fn doubt(&mut self, id: i64) {
+        let task = &self.model.tasks[&id];
+        self.doubted.insert((task.priority, task.key.clone()));
     }
 
     fn pending(&self, nth: usize) -> Option<i64> {
@@ -256,7 +139,7 @@ impl World {
         Ok(ids_of(&seen))
     }
 
-    fn claim(&mut self, session: usize, n: usize, fair: bool) -> Result<(), TestCaseError> {
+    pub fn claim(&mut self, session: usize, n: usize, fair: bool) -> Result<(), TestCaseError> {
         if self.model.policy.aging == 0 || !fair {
             return self.claim_batch(session, n, fair);
         }
@@ -309,12 +192,23 @@ impl World {
         prop_assert_eq!(rows.remembered.len(), claimed.len());
         prop_assert_eq!(&foreseen, &ids_of(&claimed), "what the preview said");
         self.model.fair = fair;
-        let aged = claimed.first().map(|claimed| claimed.aged);
-        let expected: Vec<model::Claim> = if in_doubt && aged == Some(true) && n == 1 {
-            self.model.claim_as(self.now, aged).into_iter().collect()
-        } else {
-            (0..n).map_while(|_| self.model.claim(self.now)).collect()
-        };
+        // Rows that others hold may stand first in a group, and a claimer cannot know before it tries them.
+        let others = (0..)
+            .zip(&self.open)
+            .any(|(other, claims)| other != session && !claims.is_empty());
+        let disputed = others || !self.doubted.is_empty();
+        let expected: Vec<model::Claim> = (0..n)
+            .map_while(|nth| {
+                let claimed = claimed.get(nth);
+                let tie = claimed.filter(|_| disputed).map(|claimed| claimed.handle.0);
+                let aged = claimed.filter(|claimed| in_doubt && claimed.aged && n == 1);
+                let seen = model::Seen {
+                    tie,
+                    aged: aged.map(|_| true),
+                };
+                self.model.claim_as(self.now, &seen)
+            })
+            .collect();
         let ids: Vec<i64> = claimed.iter().map(|claimed| claimed.handle.0).collect();
         let expected_ids: Vec<i64> = expected.iter().map(|claim| claim.id).collect();
         prop_assert_eq!(ids, expected_ids, "which rows, in which order");
@@ -326,12 +220,13 @@ impl World {
                 prop_assert_eq!(i128::from(claimed.lag.get()), expected.lag());
             }
             self.table.mark_claimed(expected.id);
+            self.charged(&expected.key, [expected.step, expected.group_step]);
             self.open[session].push((expected, claimed.charge));
         }
         Ok(())
     }
 
-    fn set_policy(&mut self, policy: model::Policy) {
+    pub fn set_policy(&mut self, policy: model::Policy) {
         let settings = Policy {
             key_max_running: policy.cap,
             rate_limit: policy.rate,
@@ -361,6 +256,7 @@ impl World {
                 prop_assert_eq!(i128::from(accounted.step.get()), expected.step);
                 self.table.lock(session as u32, id, row.pos);
                 self.table.mark_claimed(id);
+                self.charged(&expected.key, [expected.step, expected.group_step]);
                 self.open[session].push((expected, charge));
             }
             (Err(refused), Err(held_back)) => {
@@ -387,7 +283,7 @@ impl World {
         }
     }
 
-    fn commit(&mut self, session: usize) {
+    pub fn commit(&mut self, session: usize) {
         for (claim, charge) in std::mem::take(&mut self.open[session]) {
             self.table.rows.remove(&claim.id);
             self.board.sched().kept(&charge, self.now);
@@ -395,7 +291,7 @@ impl World {
         }
     }
 
-    fn apply(&mut self, op: &Op) -> Result<(), TestCaseError> {
+    pub fn apply(&mut self, op: &Op) -> Result<(), TestCaseError> {
         match *op {
             Op::Enqueue {
                 key,
@@ -452,7 +348,9 @@ impl World {
                         sched.correct_cost(self.queue, tier, &name, cost - 1.0, task.weight);
                     }
                     sched.running_delta(self.queue, &name, -1, self.now);
-                    self.model.complete(id, cost);
+                    if let Some(steps) = self.model.complete(id, cost) {
+                        self.charged(&task.key, steps);
+                    }
                 }
             }
             Op::Override { key: name, weight } => {
@@ -467,6 +365,7 @@ impl World {
             }
             Op::Aside { session, nth } => {
                 if let Some(id) = self.pending(nth) {
+                    self.doubt(id);
                     self.claim_aside(session, id)?;
                 }
             }
@@ -487,6 +386,7 @@ impl World {
                     .charge(self.queue, priority(tier), &key(name), cost, None, self.now)
                     .expect("room on the board");
                 let expected = self.model.charge(tier, name, cost);
+                self.charged(&expected.key, [expected.step, expected.group_step]);
                 prop_assert_eq!(i128::from(charged.lag.get()), expected.lag());
                 prop_assert_eq!(i128::from(charged.step.get()), expected.step);
                 if abort {
@@ -497,12 +397,14 @@ impl World {
             Op::Wait { micros } => self.now += micros,
             Op::Delete { nth } => {
                 if let Some(id) = self.pending(nth) {
+                    self.doubt(id);
                     self.table.rows.remove(&id);
                     self.model.remove(id, self.now);
                 }
             }
             Op::Postpone { nth, due } => {
                 if let Some(id) = self.pending(nth) {
+                    self.doubt(id);
                     let due = self.due(due);
                     if let Some(task) = self.model.remove(id, self.now) {
                         self.put(Task { due, ..task });
@@ -510,18 +412,20 @@ impl World {
                 }
             }
             Op::Move { nth, key, priority } => {
-                if let Some(id) = self.pending(nth)
-                    && let Some(task) = self.model.remove(id, self.now)
-                {
-                    self.put(Task {
-                        key: KEYS[key].into(),
-                        priority,
-                        ..task
-                    });
+                if let Some(id) = self.pending(nth) {
+                    self.doubt(id);
+                    if let Some(task) = self.model.remove(id, self.now) {
+                        self.put(Task {
+                            key: KEYS[key].into(),
+                            priority,
+                            ..task
+                        });
+                    }
                 }
             }
             Op::Lock { nth } => {
                 if let Some(id) = self.pending(nth) {
+                    self.doubt(id);
                     self.table.rows.get_mut(&id).expect("a pending row").lock = Some(STRANGER);
                     self.model.set_state(id, State::Locked, self.now);
                     self.locked.push(id);
@@ -553,193 +457,8 @@ impl World {
         }
         Ok(())
     }
-
-    fn compare(&mut self) -> Result<(), TestCaseError> {
-        self.model.settle(self.now);
-        self.model.forget_strangers();
-        let mut sched = self.board.sched();
-        sched.advance(self.queue, self.now);
-        sched.check().map_err(TestCaseError::fail)?;
-        for tier in 1..=5 {
-            let clock = i128::from(sched.clock(self.queue, priority(tier)).get());
-            prop_assert_eq!(clock, self.model.clock(tier), "clock of tier {}", tier);
-        }
-        let mut seen = BTreeMap::new();
-        sched.entries(self.queue, |entry| {
-            let name = (entry.priority.get(), entry.key.as_str().to_string());
-            // Rows that vanish behind the board's back leave their key eligible until a claim looks; if it was
-            // asleep, it even joins.
-            let joined = entry.eligible && entry.pass >= entry.clock;
-            if joined && !self.model.is_eligible(name.0, &name.1) {
-                self.model.join_in_error(name.0, &name.1);
-            }
-            let lag = entry.lag.max(Ticks::ZERO).get();
-            seen.insert(
-                name,
-                (
-                    i128::from(lag),
-                    entry.eligible,
-                    entry.running,
-                    entry.in_flight,
-                    entry.waiting_for,
-                    entry
-                        .group
-                        .map(|group| i128::from(group.lag.max(Ticks::ZERO).get())),
-                ),
-            );
-        });
-        let known: Vec<(u8, String)> = self
-            .model
-            .known()
-            .map(|(tier, name)| (tier, name.to_string()))
-            .collect();
-        prop_assert_eq!(seen.len(), known.len());
-        for (tier, name) in known {
-            let (lag, eligible, running, in_flight, waiting_for, group_lag) =
-                seen[&(tier, name.clone())];
-            prop_assert_eq!(
-                Some(lag),
-                self.model.lag(tier, &name),
-                "lag of {:?} in {}",
-                name,
-                tier
-            );
-            prop_assert_eq!(
-                group_lag,
-                self.model.group_lag(tier, &name),
-                "lag of the group of {:?}",
-                name
-            );
-            // More keys than are eligible may be thought so; never fewer.
-            prop_assert!(
-                eligible
-                    || !self.model.is_eligible(tier, &name)
-                    || self.model.held_back(&name, self.now).is_some(),
-                "{:?} is missed",
-                name
-            );
-            if self.model.has_due_row(tier, &name, self.now) {
-                let expected = self.model.held_back(&name, self.now).map(|why| match why {
-                    HeldBack::Paused => Waiting::Paused,
-                    HeldBack::Cap => Waiting::Cap,
-                    HeldBack::Rate => Waiting::Rate,
-                });
-                prop_assert_eq!(waiting_for, expected, "what {:?} waits for", name);
-                prop_assert_eq!(eligible, expected.is_none());
-            } else {
-                prop_assert!(!eligible || self.model.held_back(&name, self.now).is_none());
-            }
-            let expected = self.model.running(&name);
-            prop_assert_eq!(running as usize, expected, "running count of {:?}", name);
-            let open = self.open.iter().flatten();
-            let expected = open
-                .filter(|(c, _)| c.priority == tier && c.key == name)
-                .count();
-            prop_assert_eq!(
-                in_flight as usize,
-                expected,
-                "claims in flight of {:?}",
-                name
-            );
-        }
-        Ok(())
-    }
 }
 
 fn ids_of(claimed: &[Claimed<(i64, RowPos)>]) -> Vec<i64> {
     claimed.iter().map(|claimed| claimed.handle.0).collect()
-}
-
-fn cases() -> u32 {
-    std::env::var("PROPTEST_CASES")
-        .ok()
-        .and_then(|n| n.parse().ok())
-        .unwrap_or(12_000)
-}
-
-/// The same histories in each run, unless `PROPTEST_RNG_SEED` names others. In rare histories (one of some ten thousand;
-/// more often with groups) core and model still come to differ by less than one claim: in the clock or in the lag of an
-/// idle key where rows go behind the board's back, and in the order of groups of equal pass, which goes by the first known
-/// row of their first key. That is an open point; until it is settled, chance must not fail the test of something else.
-fn known() -> RngSeed {
-    let seed = std::env::var("PROPTEST_RNG_SEED")
-        .ok()
-        .and_then(|seed| seed.parse().ok());
-    RngSeed::Fixed(seed.unwrap_or(1993))
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(), rng_seed: known(), ..ProptestConfig::default() })]
-
-    #[test]
-    fn histories_follow_the_naive_model(ops in ops()) {
-        run(&ops, Rules::Plain)?;
-    }
-
-    #[test]
-    fn histories_with_limits_caps_and_ageing_follow_the_naive_model(ops in ops()) {
-        run(&ops, Rules::Policies)?;
-    }
-
-    #[test]
-    fn histories_with_groups_follow_the_naive_model(ops in ops()) {
-        run(&ops, Rules::Groups)?;
-    }
-}
-
-/// What the operator does in a history.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Rules {
-    /// Nothing but weights.
-    Plain,
-    /// Limits, caps, pauses and ageing come and go.
-    Policies,
-    /// And a separator.
-    Groups,
-}
-
-/// Groups of equal pass are served in the order of their first rows, as far as the board knows them; so with groups no
-/// row goes behind its back.
-fn applies(op: &Op, rules: Rules) -> bool {
-    let behind = matches!(
-        op,
-        Op::Lock { .. }
-            | Op::Delete { .. }
-            | Op::Postpone { .. }
-            | Op::Move { .. }
-            | Op::Aside { .. }
-    );
-    match rules {
-        Rules::Plain => !matches!(op, Op::Policy(_)),
-        Rules::Policies => true,
-        Rules::Groups => !behind,
-    }
-}
-
-fn run(ops: &[Op], rules: Rules) -> Result<(), TestCaseError> {
-    let mut world = World::new();
-    for op in ops.iter().filter(|op| applies(op, rules)) {
-        let op = &match *op {
-            Op::Policy(policy) if rules != Rules::Groups => Op::Policy(model::Policy {
-                separator: None,
-                ..policy
-            }),
-            ref op => op.clone(),
-        };
-        world.apply(op)?;
-        world.compare()?;
-    }
-    // And to the end: everything that is due is claimed, once, in the model's order.
-    for session in 0..3 {
-        world.commit(session);
-    }
-    world.apply(&Op::Unlock)?;
-    world.set_policy(model::Policy::default());
-    world.claim(0, 1000, true)?;
-    world.compare()?;
-    let mut lost = world.model.tasks.values().filter(|task| {
-        task.state == State::Pending && RowPos::new(task.due, task.id).is_due(world.now)
-    });
-    prop_assert!(lost.next().is_none());
-    Ok(())
 }
