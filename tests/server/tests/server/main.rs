@@ -9,6 +9,7 @@ mod dba;
 mod dump;
 mod enqueue;
 mod harness;
+mod isolation;
 mod janitor;
 mod life;
 mod maintenance;
