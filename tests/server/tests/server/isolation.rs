@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 
 use harvest_fair_server_tests::Environment;
 
+use crate::expected::{expect_output, read, tests_folder};
 use crate::support::{brisk, execute};
 
 /// Each spec is a test of its name.
@@ -40,7 +41,7 @@ specs! {
 
 #[test]
 fn every_spec_is_run() {
-    let mut found: Vec<String> = fs::read_dir(directory().join("specs"))
+    let mut found: Vec<String> = fs::read_dir(tests_folder("isolation/specs"))
         .expect("tests/isolation/specs")
         .map(|file| file.expect("a file").path())
         .map(|file| {
@@ -52,35 +53,25 @@ fn every_spec_is_run() {
     assert_eq!(found, SPECS);
 }
 
-fn directory() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../isolation")
-}
-
-/// Runs a spec in a database of its own, and compares. With `HF_ACCEPT` set, what came out is what will be expected.
+/// Runs a spec in a database of its own, and compares.
 fn check(name: &str) {
     // Its janitor comes round every second: what only the sweep finds is found soon.
     let db = brisk().database();
-    let read = |path: PathBuf| {
-        fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-    };
-    execute(&mut db.connect(), &read(directory().join("prelude.sql")));
-    let spec = read(directory().join(format!("specs/{name}.spec")));
+    execute(
+        &mut db.connect(),
+        &read(&tests_folder("isolation/prelude.sql")),
+    );
+    let spec = read(&tests_folder(&format!("isolation/specs/{name}.spec")));
     let connection = format!(
         "host='{}' port=5432 user=postgres dbname={}",
         db.cluster().socket_dir().display(),
         db.name()
     );
     let actual = output_of(Command::new(isolationtester()).arg(connection), &spec);
-    let expected = directory().join(format!("expected/{name}.out"));
-    if std::env::var_os("HF_ACCEPT").is_some() {
-        fs::write(&expected, &actual).expect("the folder of expected output is writable");
-    }
-    if read(expected.clone()) != actual {
-        panic!(
-            "{name}.spec went another way (-: expected, +: what came):\n{}",
-            difference(&expected, &actual)
-        );
-    }
+    expect_output(
+        &tests_folder(&format!("isolation/expected/{name}.out")),
+        &actual,
+    );
 }
 
 /// Postgres installs it beside what extensions are built with.
@@ -126,26 +117,4 @@ fn output_of(program: &mut Command, input: &str) -> String {
         output.status
     );
     stdout
-}
-
-/// What `diff` says, or where there is none, all that came.
-fn difference(expected: &Path, actual: &str) -> String {
-    let diff = Command::new("diff")
-        .arg("-u")
-        .arg(expected)
-        .arg("-")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn();
-    let Ok(mut diff) = diff else {
-        return actual.to_owned();
-    };
-    // It may know enough before it has read everything.
-    let _ = diff
-        .stdin
-        .take()
-        .expect("a pipe")
-        .write_all(actual.as_bytes());
-    let output = diff.wait_with_output().expect("its end is seen");
-    String::from_utf8_lossy(&output.stdout).into_owned()
 }

@@ -8,6 +8,8 @@ mod concurrency;
 mod dba;
 mod dump;
 mod enqueue;
+mod errors;
+mod expected;
 mod harness;
 mod isolation;
 mod janitor;
