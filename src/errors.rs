@@ -60,6 +60,8 @@ pub enum Error {
     },
     /// A jsonb argument that is not an object.
     NotAnObject { what: &'static str, value: String },
+    /// A jsonb argument with a number or a depth beyond what can be held.
+    Json { what: &'static str, reason: String },
     /// A weight in a jsonb object that is not a number.
     WeightType { key: String, value: String },
     /// No room for another queue on the board.
@@ -111,6 +113,7 @@ impl Error {
             | Error::UnknownSetting { .. }
             | Error::Setting { .. }
             | Error::NotAnObject { .. }
+            | Error::Json { .. }
             | Error::WeightType { .. }
             | Error::DefaultKeyWeight => ERRCODE_INVALID_PARAMETER_VALUE,
         }
@@ -171,6 +174,7 @@ impl Error {
             Error::NotAnObject { what, value } => {
                 format!("{what} must be a jsonb object, not {value}")
             }
+            Error::Json { what, reason } => format!("{what} cannot be read: {reason}"),
             Error::WeightType { key, value } => format!(
                 "weight of key {} must be a number or null, not {value}",
                 quoted(key)
@@ -218,6 +222,7 @@ impl Error {
             Error::UnknownSetting { known, .. } => format!("The settings are {known}."),
             Error::Setting { expected, .. } => format!("It takes {expected}; null restores the default."),
             Error::NotAnObject { .. } => r#"Write it as '{"name": value}'."#.into(),
+            Error::Json { .. } => "Numbers must fit double precision, and nesting has at most 127 levels.".into(),
             Error::WeightType { .. } => "Use a number from 0.001 to 1000, or null to clear the override.".into(),
             Error::StickyFor => "Name the worker that the task waits for.".into(),
             Error::DefaultKeyWeight => "Its weight is always 1. Give the tasks a fairness key.".into(),

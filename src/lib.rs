@@ -12,6 +12,7 @@ mod board;
 mod config;
 mod errors;
 mod janitor;
+mod json;
 mod names;
 mod observe;
 mod pg_compat;

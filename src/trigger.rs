@@ -89,10 +89,20 @@ pub fn column<T: FromDatum>(
     tuple: pg_sys::HeapTuple,
     column: i32,
 ) -> Option<T> {
+    let datum = datum(data, tuple, column)?;
+    // SAFETY: the datum is not null, and of this type.
+    unsafe { T::from_datum(datum, false) }
+}
+
+/// A column (from 1) of a row version as it stands there.
+pub fn datum(
+    data: &pg_sys::TriggerData,
+    tuple: pg_sys::HeapTuple,
+    column: i32,
+) -> Option<pg_sys::Datum> {
     let mut null = false;
     // SAFETY: the version belongs to the trigger's relation; SPI_getbinval checks the column number.
-    unsafe {
-        let datum = pg_sys::SPI_getbinval(tuple, (*data.tg_relation).rd_att, column, &mut null);
-        T::from_datum(datum, null)
-    }
+    let datum =
+        unsafe { pg_sys::SPI_getbinval(tuple, (*data.tg_relation).rd_att, column, &mut null) };
+    (!null).then_some(datum)
 }

@@ -1,6 +1,6 @@
 //! `fair_preview`: what the next claims would be, on a copy of the queue.
 
-use pgrx::JsonB;
+use pgrx::AnyElement;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
 
@@ -16,7 +16,7 @@ use crate::tasks::claim::{SharedBoard, TableRows, check_transaction};
 use crate::tasks::functions::{check_max_tasks, queue_name, required};
 use crate::tasks::load::ensure_loaded;
 use crate::tasks::table::{PinnedRow, TaskTable, Tid};
-use crate::{config, janitor};
+use crate::{config, janitor, json};
 
 /// The task table, looked at only.
 struct LookedAt<'a>(TableRows<'a>);
@@ -52,7 +52,7 @@ fn fair_preview(
     queue: Option<&str>,
     worker: Option<&str>,
     max_tasks: Option<i32>,
-    weights: Option<JsonB>,
+    weights: Option<AnyElement>,
 ) -> Result<
     TableIterator<
         'static,
@@ -84,12 +84,12 @@ fn fair_preview(
 }
 
 fn hypothetical(
-    weights: Option<JsonB>,
+    weights: Option<AnyElement>,
 ) -> Result<Vec<(FairnessKey<'static>, Option<Weight>)>, Error> {
-    let Some(JsonB(weights)) = weights else {
+    let Some(weights) = weights else {
         return Ok(Vec::new());
     };
-    parse_weights(&weights)?
+    parse_weights(&json::read("weights", weights.datum())?)?
         .into_iter()
         .map(|(key, weight)| {
             check_key(&key)?;

@@ -3,13 +3,14 @@
 
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
-use pgrx::{JsonB, pg_sys};
-use serde_json::{Map, Value, json};
+use pgrx::{AnyElement, JsonB, pg_sys};
+use serde_json::{Map, Value};
 
 use super::audit::{Change, audited};
 use super::settings::Settings;
 use crate::board::{OnCommit, QueueRef, effects};
 use crate::errors::Error;
+use crate::json;
 use crate::spi;
 use crate::tasks::catalog::Catalog;
 use crate::tasks::functions::{queue_name, required};
@@ -19,13 +20,10 @@ type SettingRow = (String, Option<JsonB>, String);
 
 /// The settings of a queue as they are stored.
 pub fn stored(spi: &spi::Spi, queue: &str) -> Map<String, Value> {
-    let row = spi
-        .run(&sql::GET_SETTINGS, &[queue.into_datum()])
-        .get::<JsonB>(0, 1);
-    match row {
-        Some(JsonB(Value::Object(fields))) => fields,
-        _ => Map::new(),
-    }
+    let row = spi.run(&sql::GET_SETTINGS, &[queue.into_datum()]);
+    row.datum(0, 1)
+        .and_then(|settings| json::read_object("settings", settings).ok())
+        .unwrap_or_default()
 }
 
 fn shown(settings: &Settings) -> Vec<SettingRow> {
@@ -82,7 +80,7 @@ fn change(
 #[pg_extern(sql = false)]
 fn fair_configure(
     queue: Option<&str>,
-    settings: Option<JsonB>,
+    settings: Option<AnyElement>,
     reason: Option<&str>,
 ) -> Result<
     TableIterator<
@@ -96,16 +94,7 @@ fn fair_configure(
     ErrorReport,
 > {
     let queue = required("queue", queue)?;
-    let patch = match required("settings", settings)? {
-        JsonB(Value::Object(fields)) => fields,
-        JsonB(other) => {
-            return Err(Error::NotAnObject {
-                what: "settings",
-                value: other.to_string(),
-            }
-            .into());
-        }
-    };
+    let patch = json::read_object("settings", required("settings", settings)?.datum())?;
     let (_, settings) = change("configure", queue, &patch, reason)?;
     Ok(TableIterator::new(shown(&settings)))
 }
@@ -138,7 +127,11 @@ fn set_paused(
     reason: Option<&str>,
 ) -> Result<bool, Error> {
     let queue = required("queue", queue)?;
-    let value = if paused { json!(true) } else { Value::Null };
+    let value = if paused {
+        Value::Bool(true)
+    } else {
+        Value::Null
+    };
     let patch = Map::from_iter([("paused".to_owned(), value)]);
     Ok(change(action, queue, &patch, reason)?.0)
 }
@@ -182,13 +175,8 @@ fn admit(data: &pg_sys::TriggerData) -> Result<pg_sys::HeapTuple, Error> {
     let (old, new, tuple) = crate::trigger::versions(data);
     let row = |tuple| {
         let name = crate::trigger::column::<String>(data, tuple, 1);
-        let fields = match crate::trigger::column::<JsonB>(data, tuple, 2) {
-            Some(JsonB(Value::Object(fields))) => Ok(fields),
-            other => Err(Error::NotAnObject {
-                what: "settings",
-                value: other.map_or("null".to_owned(), |JsonB(v)| v.to_string()),
-            }),
-        };
+        let fields = required("settings", crate::trigger::datum(data, tuple, 2))
+            .and_then(|settings| json::read_object("settings", settings));
         (name, fields)
     };
     if crate::trigger::is_before(data) {

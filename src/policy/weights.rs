@@ -4,12 +4,13 @@
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
-use pgrx::{JsonB, pg_sys};
+use pgrx::{AnyElement, pg_sys};
 use serde_json::{Map, Value};
 
 use super::audit::{Change, audited};
 use crate::board::{OnCommit, QueueRef, effects};
 use crate::errors::Error;
+use crate::json;
 use crate::names::{FairnessKey, Weight};
 use crate::spi;
 use crate::tasks::catalog::Catalog;
@@ -164,7 +165,7 @@ fn fair_set_weight(
 #[pg_extern(sql = false)]
 fn fair_set_weights(
     queue: Option<&str>,
-    weights: Option<JsonB>,
+    weights: Option<AnyElement>,
     reason: Option<&str>,
 ) -> Result<
     TableIterator<
@@ -181,7 +182,7 @@ fn fair_set_weights(
     ErrorReport,
 > {
     let queue = required("queue", queue)?;
-    let JsonB(value) = required("weights", weights)?;
+    let value = json::read("weights", required("weights", weights)?.datum())?;
     let asked = Change {
         action: "set_weights",
         queue,

@@ -50,10 +50,15 @@ pub fn duration(what: &'static str, interval: &Interval, positive: bool) -> Resu
     Ok(length)
 }
 
+/// A point in time, kept within what Postgres can show.
+pub fn shown(micros: i64) -> i64 {
+    const END_TIMESTAMP: i64 = 9_223_371_331_200_000_000;
+    micros.min(END_TIMESTAMP - 1)
+}
+
 /// A point in time as a datum, kept within what Postgres can show.
 pub fn timestamp(micros: i64) -> pg_sys::Datum {
-    const END_TIMESTAMP: i64 = 9_223_371_331_200_000_000;
-    pg_sys::Datum::from(micros.min(END_TIMESTAMP - 1))
+    pg_sys::Datum::from(shown(micros))
 }
 
 /// Checks the name of a worker: 1 to 255 bytes, not blank, no control character.

@@ -9,7 +9,7 @@ use super::catalog::column;
 use super::reap::{text, tid, tids};
 use super::statements as sql;
 use super::table::{TaskTable, Tid, TupleLock};
-use super::{claim::check_transaction, timestamp};
+use super::{claim::check_transaction, shown, timestamp};
 use crate::board::{self, OnCommit, QueueRef, effects, now, shmem, stored_priority};
 use crate::config;
 use crate::errors::Error;
@@ -241,7 +241,7 @@ pub fn extend(id: i64, lease: i64, lease_for: Option<i64>) -> Result<Option<i64>
     let Some(task) = Task::held(&table, id, lease) else {
         return Ok(None);
     };
-    let until = now().saturating_add(lease_for.unwrap_or_else(|| task.lease()));
+    let until = shown(now().saturating_add(lease_for.unwrap_or_else(|| task.lease())));
     update(&sql::EXTEND, &[tid(&task.tid), Some(timestamp(until))]);
     Ok(Some(until))
 }

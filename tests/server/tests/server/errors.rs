@@ -184,6 +184,11 @@ const ORDINARY: &[Case] = &[
     ),
     ("NotAnObject", "SELECT fair_configure('q', '[]')"),
     ("NotAnObject", "SELECT fair_set_weights('q', '2')"),
+    ("Json", r#"SELECT fair_set_weights('q', '{"k": 1e400}')"#),
+    (
+        "Json",
+        "SELECT fair_configure('q', (repeat('[', 500) || repeat(']', 500))::jsonb)",
+    ),
     (
         "WeightType",
         r#"SELECT fair_set_weights('q', '{"k": "2"}')"#,

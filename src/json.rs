@@ -1,0 +1,39 @@
+//! jsonb, read with care: Postgres' own holds numbers and depths that no value here does.
+
+use std::ffi::CStr;
+
+use pgrx::pg_sys;
+use serde_json::{Map, Value};
+
+use crate::errors::Error;
+
+/// Reads a jsonb datum.
+pub fn read(what: &'static str, jsonb: pg_sys::Datum) -> Result<Value, Error> {
+    // SAFETY: the caller passes a jsonb; its output function gives a C string in the current memory context, copied by the
+    // parser before anything else happens.
+    let text = unsafe {
+        CStr::from_ptr(pg_sys::OidOutputFunctionCall(
+            pg_sys::Oid::from(pg_sys::F_JSONB_OUT),
+            jsonb,
+        ))
+    };
+    serde_json::from_slice(text.to_bytes()).map_err(|error| {
+        let reason = error.to_string();
+        let reason = reason.split(" at line ").next().unwrap_or_default();
+        Error::Json {
+            what,
+            reason: reason.to_owned(),
+        }
+    })
+}
+
+/// Reads a jsonb datum that must be an object.
+pub fn read_object(what: &'static str, jsonb: pg_sys::Datum) -> Result<Map<String, Value>, Error> {
+    match read(what, jsonb)? {
+        Value::Object(fields) => Ok(fields),
+        other => Err(Error::NotAnObject {
+            what,
+            value: other.to_string(),
+        }),
+    }
+}
