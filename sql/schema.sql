@@ -68,7 +68,7 @@ COMMENT ON COLUMN harvest_fair.task.fairness_key IS 'tenant of the task; '''' is
 COMMENT ON COLUMN harvest_fair.task.quota_key IS 'used as fairness_key where none is given and no parent has one';
 COMMENT ON COLUMN harvest_fair.task.priority IS '1 (first) to 5 (last); NULL takes the parent''s, else 3';
 COMMENT ON COLUMN harvest_fair.task.weight IS 'weight of the key while no override is set, 0.001 to 1000; NULL takes the parent''s, else counts as 1';
-COMMENT ON COLUMN harvest_fair.task.new_start IS 'sorts within its key as if due new_start_handicap later';
+COMMENT ON COLUMN harvest_fair.task.new_start IS 'sorts within its key as if due new_start_handicap later; false once a claim of it was completed, has failed, or its lease has run out';
 COMMENT ON COLUMN harvest_fair.task.sticky_worker IS 'only this worker may claim the task until sticky_until';
 COMMENT ON COLUMN harvest_fair.task.sticky_until IS 'end of the pin; NULL: for good';
 COMMENT ON COLUMN harvest_fair.task.payload IS 'yours; the extension never looks inside';
