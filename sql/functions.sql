@@ -195,10 +195,12 @@ DECLARE
     i integer;
 BEGIN
     IF role IS NULL THEN
-        RAISE EXCEPTION 'role must not be null' USING ERRCODE = 'null_value_not_allowed';
+        RAISE EXCEPTION 'role must not be null' USING ERRCODE = 'null_value_not_allowed',
+            HINT = 'Name a role, as in fair_grant(''app'', ''worker'').';
     END IF;
     IF bundle IS NULL THEN
-        RAISE EXCEPTION 'bundle must not be null' USING ERRCODE = 'null_value_not_allowed';
+        RAISE EXCEPTION 'bundle must not be null' USING ERRCODE = 'null_value_not_allowed',
+            HINT = 'The bundles are producer, worker and admin.';
     END IF;
     IF bundle NOT IN ('producer', 'worker', 'admin') THEN
         RAISE EXCEPTION 'unknown bundle: %', pg_catalog.quote_literal(bundle)

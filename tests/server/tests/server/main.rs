@@ -27,6 +27,7 @@ mod policy_pins;
 mod policy_preview;
 mod policy_queues;
 mod policy_rates;
+mod policy_refusals;
 mod policy_release;
 mod policy_settings;
 mod policy_support;
