@@ -390,7 +390,7 @@ fn check_room(spi: &spi::Spi, queue: &str, key: &str) -> Result<(), Error> {
     );
     // A statement of its own, hence a snapshot younger than the lock.
     let others = spi
-        .run(&sql::COUNT_WEIGHTS, &[queue.into_datum(), key.into_datum()])
+        .run_on_latest(&sql::COUNT_WEIGHTS, &[queue.into_datum(), key.into_datum()])
         .get::<i64>(0, 1);
     if others.unwrap_or(0) >= MAX_WEIGHTS as i64 {
         return Err(Error::TooManyWeights {

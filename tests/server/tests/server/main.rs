@@ -32,6 +32,7 @@ mod policy_release;
 mod policy_settings;
 mod policy_support;
 mod policy_together;
+mod policy_weight_cap;
 mod policy_weights;
 mod readme;
 mod security;
