@@ -177,6 +177,8 @@ CREATE TRIGGER admit BEFORE INSERT OR UPDATE ON harvest_fair.weight
     FOR EACH ROW EXECUTE FUNCTION harvest_fair.admit_weight();
 CREATE TRIGGER admitted AFTER INSERT OR UPDATE OR DELETE ON harvest_fair.weight
     FOR EACH ROW EXECUTE FUNCTION harvest_fair.admit_weight();
+CREATE TRIGGER audit_all BEFORE TRUNCATE ON harvest_fair.weight
+    FOR EACH STATEMENT EXECUTE FUNCTION harvest_fair.admit_weight();
 CREATE TRIGGER admit_all AFTER TRUNCATE ON harvest_fair.weight
     FOR EACH STATEMENT EXECUTE FUNCTION harvest_fair.admit_weight();
 
@@ -184,5 +186,7 @@ CREATE TRIGGER admit BEFORE INSERT OR UPDATE ON harvest_fair.queue
     FOR EACH ROW EXECUTE FUNCTION harvest_fair.admit_queue();
 CREATE TRIGGER admitted AFTER INSERT OR UPDATE OR DELETE ON harvest_fair.queue
     FOR EACH ROW EXECUTE FUNCTION harvest_fair.admit_queue();
+CREATE TRIGGER audit_all BEFORE TRUNCATE ON harvest_fair.queue
+    FOR EACH STATEMENT EXECUTE FUNCTION harvest_fair.admit_queue();
 CREATE TRIGGER admit_all AFTER TRUNCATE ON harvest_fair.queue
     FOR EACH STATEMENT EXECUTE FUNCTION harvest_fair.admit_queue();

@@ -224,6 +224,21 @@ pub static AUDIT_REFUSED: Statement = Statement {
     args: &[TIME, TEXT, TEXT, TEXT, TEXT, JSONB, TEXT, TEXT],
 };
 
+/// Writes the audit of a TRUNCATE of all overrides: a row for each queue that has some.
+pub static AUDIT_TRUNCATED_WEIGHTS: Statement = Statement {
+    sql: "INSERT INTO harvest_fair.audit (action, queue, old) \
+          SELECT 'truncate_weight', w.queue, pg_catalog.jsonb_object_agg(w.fairness_key, w.weight) \
+          FROM harvest_fair.weight w GROUP BY w.queue ORDER BY w.queue",
+    args: &[],
+};
+
+/// Writes the audit of a TRUNCATE of all settings: a row for each queue that has some.
+pub static AUDIT_TRUNCATED_SETTINGS: Statement = Statement {
+    sql: "INSERT INTO harvest_fair.audit (action, queue, old) \
+          SELECT 'truncate_queue', q.queue, q.settings FROM harvest_fair.queue q ORDER BY q.queue",
+    args: &[],
+};
+
 /// Makes sure that a queue has a row of settings, and locks it.
 pub static OPEN_SETTINGS: Statement = Statement {
     sql: "INSERT INTO harvest_fair.queue AS q (queue) VALUES ($1) \

@@ -18,6 +18,7 @@ mod order;
 mod planner;
 mod policy_aging;
 mod policy_audit;
+mod policy_audit_sql;
 mod policy_caps;
 mod policy_chaos;
 mod policy_cost;
