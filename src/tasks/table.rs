@@ -318,6 +318,15 @@ impl TaskTable {
         (expired, next)
     }
 
+    /// Visits the running tasks of a queue in the order in which their leases end, until `each` says stop.
+    pub fn leases(&self, queue: &str, mut each: impl FnMut(&TaskTable) -> bool) {
+        self.scan(
+            self.catalog.lease,
+            Keys::new().text(1, queue),
+            |table, _| each(table),
+        );
+    }
+
     /// Visits the key of each running task of a queue.
     pub fn running(&self, queue: &str, mut each: impl FnMut(&str)) {
         self.scan(

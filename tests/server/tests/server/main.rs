@@ -23,6 +23,7 @@ mod policy_caps;
 mod policy_chaos;
 mod policy_cost;
 mod policy_dump;
+mod policy_foreseen;
 mod policy_groups;
 mod policy_pins;
 mod policy_preview;
