@@ -60,8 +60,12 @@ impl sfq::Rows for LookedAt<'_> {
         Ok(end)
     }
 
-    fn lock(&mut self, _: &Tid) -> Result<Locked, Error> {
-        Ok(Locked::Yes)
+    fn lock(&mut self, tid: &Tid) -> Result<Locked, Error> {
+        Ok(if self.table.table.is_held(*tid) {
+            Locked::Held
+        } else {
+            Locked::Yes
+        })
     }
 
     fn picked(&mut self, _: &Pick) {}
@@ -164,11 +168,17 @@ fn preview(
         let mut pinned = pinned.clone();
         while shown.len() < max_tasks {
             let Some(PinnedRow {
-                row, priority, key, ..
+                row,
+                priority,
+                key,
+                tid,
             }) = next_pinned(sched, queue, &mut pinned)
             else {
                 break;
             };
+            if table.is_held(tid) {
+                continue;
+            }
             let group = sched.group_of(queue, priority, &stored_key(&key));
             let Ok((charged, _)) = sched.take_aside(queue, priority, &stored_key(&key), row, now)
             else {
@@ -257,7 +267,8 @@ fn put_back(
 ) -> (Vec<PutBack>, Vec<PinnedRow>) {
     // Pinned rows are looked for only where the board knows of some.
     let any_pins = board::with(|sched| sched.unpin_due(queue)) != i64::MAX;
-    let back = reap::foresee(table, queue, name, now);
+    let mut back = reap::foresee(table, queue, name, now);
+    back.retain(|back| !table.is_held(back.tid));
     let (pinned, free): (Vec<_>, Vec<_>) =
         back.into_iter().partition(|back| back.pinned_to.is_some());
     let mine = |back: &PutBack| {
