@@ -1,6 +1,7 @@
 //! The life of a task in the table: admitted, claimed, settled, or taken back.
 //!
-//! - [`table`]: the task table, read directly ([`catalog`]: where it is; `scan_keys`: where a scan begins)
+//! - [`table`]: the task table, read directly ([`catalog`]: where it is; `scan_keys`: where a scan begins; `row_locks`: who
+//!   holds a row)
 //! - [`statements`]: the task table, written through SQL
 //! - [`admit`]: the row trigger
 //! - [`load`]: what the board knows of a queue, read from the tables
@@ -16,6 +17,7 @@ pub mod functions;
 pub mod hand_over;
 pub mod load;
 pub mod reap;
+mod row_locks;
 mod scan_keys;
 pub mod settle;
 pub mod statements;
