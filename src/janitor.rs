@@ -23,6 +23,7 @@ use pgrx::prelude::*;
 use crate::board::shmem::{self, JanitorSlot};
 use crate::board::{self, QueueRef, now, wait};
 use crate::config;
+use crate::errors::Error;
 use crate::observe::state::of_scope;
 use crate::policy::audit;
 use crate::tasks::catalog::Catalog;
@@ -232,6 +233,8 @@ fn rounds(scope: u64, database: pg_sys::Oid) -> End {
 fn look_around(scope: u64, database: pg_sys::Oid) -> Option<End> {
     match Catalog::get() {
         Ok(catalog) if catalog.scope() == scope => {}
+        // Somebody may be about to mend it.
+        Err(Error::Altered { .. }) => {}
         _ => return Some(End::Extension),
     }
     // Whoever drops or copies a database takes this lock and then waits for its sessions to go.

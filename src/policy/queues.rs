@@ -6,7 +6,7 @@ use pgrx::prelude::*;
 use pgrx::{JsonB, pg_sys};
 use serde_json::{Map, Value, json};
 
-use super::audit::{Change, audited};
+use super::audit::{self, Change, audited};
 use super::settings::Settings;
 use crate::board::{OnCommit, QueueRef, effects};
 use crate::errors::Error;
@@ -14,6 +14,10 @@ use crate::spi;
 use crate::tasks::catalog::Catalog;
 use crate::tasks::functions::{queue_name, required};
 use crate::tasks::statements as sql;
+use crate::trigger::{self, Operation};
+
+/// The column of harvest_fair.queue that tells a restored row from a new one.
+const UPDATED_AT: i32 = 4;
 
 type SettingRow = (String, Option<JsonB>, String);
 
@@ -39,28 +43,38 @@ fn shown(settings: &Settings) -> Vec<SettingRow> {
 /// Changes some settings, under the lock of the queue's row; returns all that are then stored.
 fn change(
     action: &'static str,
-    queue: &str,
-    patch: &Map<String, Value>,
+    queue: Option<&str>,
+    patch: Option<Value>,
     reason: Option<&str>,
 ) -> Result<(bool, Settings), Error> {
     let audit = Change {
         action,
         queue,
         key: None,
-        new: Some(Value::Object(patch.clone())),
+        new: patch.clone(),
         reason,
     };
     audited(&audit, |spi| {
+        let queue = required("queue", queue)?;
         queue_name(queue)?;
+        let patch = match required("settings", patch)? {
+            Value::Object(fields) => fields,
+            other => {
+                return Err(Error::NotAnObject {
+                    what: "settings",
+                    value: other.to_string(),
+                });
+            }
+        };
         spi.run(&sql::OPEN_SETTINGS, &[queue.into_datum()]);
         let mut fields = stored(spi, queue);
         let old = fields.clone();
         for (field, value) in patch {
-            Settings::default().set(field, value)?;
+            Settings::default().set(&field, &value)?;
             if value.is_null() {
-                fields.remove(field);
+                fields.remove(&field);
             } else {
-                fields.insert(field.clone(), value.clone());
+                fields.insert(field, value);
             }
         }
         let settings = Settings::read(&fields)?;
@@ -95,18 +109,8 @@ fn fair_configure(
     >,
     ErrorReport,
 > {
-    let queue = required("queue", queue)?;
-    let patch = match required("settings", settings)? {
-        JsonB(Value::Object(fields)) => fields,
-        JsonB(other) => {
-            return Err(Error::NotAnObject {
-                what: "settings",
-                value: other.to_string(),
-            }
-            .into());
-        }
-    };
-    let (_, settings) = change("configure", queue, &patch, reason)?;
+    let patch = settings.map(|JsonB(value)| value);
+    let (_, settings) = change("configure", queue, patch, reason)?;
     Ok(TableIterator::new(shown(&settings)))
 }
 
@@ -137,10 +141,8 @@ fn set_paused(
     paused: bool,
     reason: Option<&str>,
 ) -> Result<bool, Error> {
-    let queue = required("queue", queue)?;
     let value = if paused { json!(true) } else { Value::Null };
-    let patch = Map::from_iter([("paused".to_owned(), value)]);
-    Ok(change(action, queue, &patch, reason)?.0)
+    Ok(change(action, queue, Some(json!({ "paused": value })), reason)?.0)
 }
 
 /// `fair_pause(queue, reason)`: true if it was not paused.
@@ -163,44 +165,81 @@ fn fair_resume(queue: Option<&str>, reason: Option<&str>) -> Result<bool, ErrorR
 #[pg_guard]
 pub unsafe extern "C-unwind" fn admit_queue(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
     // SAFETY: as Postgres calls a trigger function.
-    let data = unsafe { crate::trigger::data(fcinfo, "harvest_fair.admit_queue()") };
+    let data = unsafe { trigger::data(fcinfo, "harvest_fair.admit_queue()") };
     match admit(data) {
         Ok(tuple) => pg_sys::Datum::from(tuple),
         Err(error) => error.raise(),
     }
 }
-crate::trigger::finfo!(pg_finfo_admit_queue);
+trigger::finfo!(pg_finfo_admit_queue);
+
+/// A row of harvest_fair.queue, as far as it is given.
+struct Given {
+    queue: Option<String>,
+    settings: Option<Value>,
+}
+
+impl Given {
+    fn of(data: &pg_sys::TriggerData, tuple: pg_sys::HeapTuple) -> Given {
+        Given {
+            queue: trigger::column(data, tuple, 1),
+            settings: trigger::column::<JsonB>(data, tuple, 2).map(|JsonB(value)| value),
+        }
+    }
+
+    fn change<'a>(&'a self, action: &'a str, new: Option<Value>) -> Change<'a> {
+        Change {
+            action,
+            queue: self.queue.as_deref(),
+            new,
+            ..Change::default()
+        }
+    }
+
+    fn check(&self) -> Result<Settings, Error> {
+        queue_name(required("queue", self.queue.as_deref())?)?;
+        match &self.settings {
+            Some(Value::Object(fields)) => Settings::read(fields),
+            other => Err(Error::NotAnObject {
+                what: "settings",
+                value: other.as_ref().map_or("null".to_owned(), Value::to_string),
+            }),
+        }
+    }
+}
 
 fn admit(data: &pg_sys::TriggerData) -> Result<pg_sys::HeapTuple, Error> {
-    use crate::trigger::Operation;
     let scope = Catalog::get()?.scope();
     let operation = Operation::of(data);
     if operation == Operation::Truncate {
-        effects::on_commit(OnCommit::SettingsTruncated { scope });
+        if trigger::is_before(data) {
+            audit::truncated(&sql::AUDIT_TRUNCATED_SETTINGS);
+        } else {
+            effects::on_commit(OnCommit::SettingsTruncated { scope });
+        }
         return Ok(std::ptr::null_mut());
     }
-    let (old, new, tuple) = crate::trigger::versions(data);
-    let row = |tuple| {
-        let name = crate::trigger::column::<String>(data, tuple, 1);
-        let fields = match crate::trigger::column::<JsonB>(data, tuple, 2) {
-            Some(JsonB(Value::Object(fields))) => Ok(fields),
-            other => Err(Error::NotAnObject {
-                what: "settings",
-                value: other.map_or("null".to_owned(), |JsonB(v)| v.to_string()),
-            }),
-        };
-        (name, fields)
+    let action = match operation {
+        Operation::Insert => "insert_queue",
+        Operation::Update => "update_queue",
+        _ => "delete_queue",
     };
-    if crate::trigger::is_before(data) {
-        if let Some(new) = new {
-            let (name, fields) = row(new);
-            queue_name(required("queue", name.as_deref())?)?;
-            Settings::read(&fields?)?;
+    let (old, new, tuple) = trigger::versions(data);
+    let (old, given) = (
+        old.map(|tuple| Given::of(data, tuple)),
+        new.map(|tuple| Given::of(data, tuple)),
+    );
+    if trigger::is_before(data) {
+        if let Some(given) = &given
+            && let Err(error) = given.check()
+        {
+            audit::refused_by_sql(&given.change(action, given.settings.clone()), &error);
+            return Err(error);
         }
         return Ok(tuple);
     }
-    let tell = |tuple: pg_sys::HeapTuple, settings: Settings| {
-        if let (Some(name), _) = row(tuple) {
+    let tell = |row: &Given, settings: Settings| {
+        if let Some(name) = row.queue.clone() {
             let settings = Box::new(settings.on_board());
             effects::on_commit(OnCommit::Settings {
                 queue: QueueRef { scope, name },
@@ -208,11 +247,29 @@ fn admit(data: &pg_sys::TriggerData) -> Result<pg_sys::HeapTuple, Error> {
             });
         }
     };
-    if let Some(old) = old {
+    if let Some(old) = &old {
         tell(old, Settings::default());
     }
-    if let Some(new) = new {
-        tell(new, Settings::read(&row(new).1?)?);
+    if let Some(given) = &given {
+        tell(given, given.check()?);
+    }
+    let settings = |row: &Given| row.settings.clone();
+    match (&old, &given) {
+        (Some(old), Some(given)) if old.queue == given.queue => {
+            if old.settings != given.settings {
+                audit::made_by_sql(&given.change(action, settings(given)), settings(old));
+            }
+        }
+        _ => {
+            if let Some(old) = &old {
+                audit::made_by_sql(&old.change(action, None), settings(old));
+            }
+            if let (Some(given), Some(new)) = (&given, new)
+                && !(old.is_none() && trigger::is_restored(data, new, UPDATED_AT))
+            {
+                audit::made_by_sql(&given.change(action, settings(given)), None);
+            }
+        }
     }
     Ok(std::ptr::null_mut())
 }

@@ -48,8 +48,8 @@ pub enum TupleLock {
 /// The task table, open for the length of one call.
 pub struct TaskTable {
     pub catalog: Catalog,
-    table: pg_sys::Relation,
-    slot: *mut pg_sys::TupleTableSlot,
+    pub(super) table: pg_sys::Relation,
+    pub(super) slot: *mut pg_sys::TupleTableSlot,
 }
 
 impl Drop for TaskTable {
@@ -318,6 +318,15 @@ impl TaskTable {
         (expired, next)
     }
 
+    /// Visits the running tasks of a queue in the order in which their leases end, until `each` says stop.
+    pub fn leases(&self, queue: &str, mut each: impl FnMut(&TaskTable) -> bool) {
+        self.scan(
+            self.catalog.lease,
+            Keys::new().text(1, queue),
+            |table, _| each(table),
+        );
+    }
+
     /// Visits the key of each running task of a queue.
     pub fn running(&self, queue: &str, mut each: impl FnMut(&str)) {
         self.scan(
@@ -396,47 +405,5 @@ impl TaskTable {
             false
         });
         found
-    }
-
-    /// Locks a row version for an update; never waits.
-    pub fn lock_or_skip(&self, tid: Tid) -> TupleLock {
-        self.lock(tid, pg_sys::LockWaitPolicy::LockWaitSkip, 0)
-    }
-
-    /// Locks the newest version of a row for an update; waits for whoever holds it. The slot then holds it.
-    pub fn lock_newest(&self, tid: Tid) -> TupleLock {
-        self.lock(
-            tid,
-            pg_sys::LockWaitPolicy::LockWaitBlock,
-            pg_sys::TUPLE_LOCK_FLAG_FIND_LAST_VERSION as u8,
-        )
-    }
-
-    fn lock(&self, mut tid: Tid, policy: pg_sys::LockWaitPolicy::Type, flags: u8) -> TupleLock {
-        let mut failure = pg_sys::TM_FailureData::default();
-        // SAFETY: the table is open with a writer's lock; the snapshot is registered during the call.
-        let result = unsafe {
-            let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
-            let result = pg_sys::table_tuple_lock(
-                self.table,
-                &mut tid,
-                snapshot,
-                self.slot,
-                pg_sys::GetCurrentCommandId(true),
-                pg_sys::LockTupleMode::LockTupleNoKeyExclusive,
-                policy,
-                flags,
-                &mut failure,
-            );
-            pg_sys::UnregisterSnapshot(snapshot);
-            result
-        };
-        match result {
-            pg_sys::TM_Result::TM_Ok => TupleLock::Locked(self.tid()),
-            pg_sys::TM_Result::TM_WouldBlock | pg_sys::TM_Result::TM_BeingModified => {
-                TupleLock::Held
-            }
-            _ => TupleLock::Gone,
-        }
     }
 }
