@@ -20,7 +20,8 @@ run_tests() {
   failed=$((failed + f))
 }
 
-"$HF_ROOT/scripts/setup.sh"
+HF_FOR_TESTS=1 "$HF_ROOT/scripts/setup.sh"
+[ -d "$HF_NODE" ] || unset HF_NODE
 hf_find_postgres
 hf_begin_run
 cd "$HF_ROOT"

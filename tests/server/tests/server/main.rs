@@ -8,6 +8,7 @@ mod concurrency;
 mod dba;
 mod dump;
 mod enqueue;
+mod examples;
 mod harness;
 mod janitor;
 mod life;
