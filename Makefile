@@ -6,7 +6,7 @@
 export PG PG_CONFIG
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test install psql lint clean
+.PHONY: help demo test install psql lint freeze clean
 
 help:
 	@echo 'make demo      watch real tenants share a queue, without fairness and with it'
@@ -14,6 +14,7 @@ help:
 	@echo 'make psql      a prompt on a private server with the extension'
 	@echo 'make install   build the extension and install it'
 	@echo 'make lint      rustfmt and clippy'
+	@echo 'make freeze    after a change of sql/ before a release: write the install script down'
 	@echo 'make clean     stop private servers, remove .cache/ and target/'
 	@echo
 	@echo 'PG=15 make ...                           a private Postgres 15 (16, 17) from apt instead of 18'
@@ -39,6 +40,9 @@ psql:
 
 lint:
 	@scripts/lint.sh
+
+freeze:
+	@scripts/freeze.sh
 
 clean:
 	@scripts/clean.sh

@@ -17,6 +17,7 @@
 #                     empty for an ordinary user. Clients (psql, pgbench) need it not
 #   HF_RUN            a folder that exists, in which the user of HF_RUNAS may create clusters; emptied when the run ends
 #   HF_SOCKETS        a folder like HF_RUN whose path is short enough for Unix sockets: at most 67 bytes
+#   HF_PG_UPGRADE_TO  bin/ of a Postgres 18 with the extension, for the test of pg_upgrade: in tests on an earlier private one
 #   HF_PSYCOPG        where psycopg is, for the tests of the example workers
 #   HF_NODE           where node_modules with pg is, for the same; unset in tests where there is no Node.js
 # HF_RUN and HF_SOCKETS are set by hf_begin_run, the three about Postgres once it is there (scripts/setup.sh).
@@ -66,6 +67,9 @@ else
   esac
 fi
 export HF_PG_CONFIG
+
+# hf_version: the version of the extension, which is told once, in Cargo.toml.
+hf_version() { sed -n 's/^version = "\(.*\)"$/\1/p' "$HF_ROOT/Cargo.toml" | head -n 1; }
 
 # hf_runas_works PREFIX...: can the user of the prefix run this Postgres, and reach .cache/?
 hf_runas_works() {

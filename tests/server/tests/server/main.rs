@@ -3,6 +3,7 @@
 
 mod bad_input;
 mod board;
+mod catalog;
 mod chaos;
 mod concurrency;
 mod dba;
@@ -22,7 +23,6 @@ mod policy_audit;
 mod policy_caps;
 mod policy_chaos;
 mod policy_cost;
-mod policy_dump;
 mod policy_groups;
 mod policy_pins;
 mod policy_preview;
@@ -37,6 +37,7 @@ mod security;
 mod standby;
 mod support;
 mod transactions;
+mod upgrade;
 mod waiting;
 mod weights;
 mod workloads;
