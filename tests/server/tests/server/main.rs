@@ -17,6 +17,7 @@ mod maintenance;
 mod naive;
 mod observe;
 mod order;
+mod packages;
 mod planner;
 mod policy_aging;
 mod policy_audit;
