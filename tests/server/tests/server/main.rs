@@ -38,6 +38,7 @@ mod security;
 mod standby;
 mod support;
 mod transactions;
+mod uninstall;
 mod upgrade;
 mod waiting;
 mod weights;
