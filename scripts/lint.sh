@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# make lint: formatting, and clippy without a warning.
+# make lint: formatting, hadolint, and clippy without a warning.
 
 export HF_STEPS=7
 . "$(dirname "$0")/env.sh"
 
-"$HF_ROOT/scripts/setup.sh"
+HF_FOR_LINT=1 "$HF_ROOT/scripts/setup.sh"
 hf_find_postgres
 cd "$HF_ROOT"
 
@@ -18,10 +18,11 @@ done
 
 failed=0
 
-step 5 "scripts and formatting"
+step 5 "scripts, Dockerfile and formatting"
 for script in scripts/*.sh .ci/run; do
   bash -n "$script" || failed=1
 done
+"$HF_CACHE/hadolint/bin/hadolint" Dockerfile || failed=1
 cargo fmt --all --check || failed=1
 
 step 6 "clippy on the extension, for Postgres $HF_PG_MAJOR"

@@ -1,83 +1,11 @@
 //! A dump carries the policy along.
 
-use std::process::Stdio;
-
-use harvest_fair_server_tests::{Cluster, Database, claim, flood, one};
+use harvest_fair_server_tests::{Cluster, flood, one};
 use postgres::Client;
 
-use crate::policy_support::{audit, configure, setting};
+use crate::dump::dump_and_restore;
+use crate::policy_support::{audit, configure};
 use crate::support::{assert_all_different, assert_near, claims, drain, execute};
-
-/// Copies a database by pg_dump and psql.
-#[track_caller]
-fn dump(old: &Database, new: &Database, options: &[&str]) {
-    let cluster = old.cluster();
-    let environment = cluster.environment();
-    let mut dump = environment
-        .command(environment.program("pg_dump"))
-        .args(["-U", "postgres", "-h"])
-        .arg(cluster.socket_dir())
-        .args(options)
-        .arg(old.name())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let restore = environment
-        .command(environment.program("psql"))
-        .args([
-            "-X",
-            "-q",
-            "-o",
-            "/dev/null",
-            "-v",
-            "ON_ERROR_STOP=1",
-            "-U",
-            "postgres",
-            "-h",
-        ])
-        .arg(cluster.socket_dir())
-        .arg(new.name())
-        .stdin(dump.stdout.take().unwrap())
-        .status()
-        .unwrap();
-    assert!(
-        dump.wait().unwrap().success() && restore.success(),
-        "{options:?}"
-    );
-}
-
-#[test]
-fn a_restored_dump_has_the_settings_of_queues_in_force_and_the_audit() {
-    let cluster = Cluster::shared();
-    let (old, new) = (cluster.database(), cluster.empty_database());
-    let mut client = old.connect();
-    configure(
-        &mut client,
-        "q",
-        r#"{"key_max_running": 2, "group_separator": "/"}"#,
-    );
-    execute(&mut client, "SELECT fair_pause('paused', 'for the dump')");
-    for queue in ["q", "paused"] {
-        flood(&mut client, queue, "A", 10, "1 hour");
-    }
-    // One is running when the dump is made.
-    assert_eq!(claim(&mut client, "q", "w", 1).len(), 1);
-    dump(&old, &new, &[]);
-
-    let mut restored = new.connect();
-    assert_eq!(audit(&mut restored), audit(&mut client));
-    for field in ["key_max_running", "group_separator"] {
-        assert_eq!(
-            setting(&mut restored, "q", field),
-            setting(&mut client, "q", field)
-        );
-    }
-    assert_eq!(claim(&mut restored, "q", "w", 10).len(), 1);
-    assert!(claim(&mut restored, "paused", "w", 10).is_empty());
-    // The audit's numbers go on where they were.
-    execute(&mut restored, "SELECT fair_resume('paused')");
-    assert_eq!(audit(&mut restored).len(), audit(&mut client).len() + 1);
-}
 
 /// Everything of the policy that a dump carries.
 #[track_caller]
@@ -116,7 +44,7 @@ fn no_way_to_restore_makes_audit_rows_up() {
         } else {
             cluster.database()
         };
-        dump(&old, &new, options);
+        dump_and_restore(&old, &new, options);
         let mut restored = new.connect();
         assert_eq!(policy(&mut restored), before, "{options:?}");
         execute(&mut restored, "SELECT fair_clear_weight('q', 'A')");
@@ -138,7 +66,7 @@ fn a_restored_queue_with_groups_goes_on_by_groups_and_has_every_task() {
         flood(&mut client, "q", key, 200, "1 hour");
     }
     assert_eq!(claims(&mut client, "q", 5, 8).len(), 40);
-    dump(&old, &new, &[]);
+    dump_and_restore(&old, &new, &[]);
 
     let mut restored = new.connect();
     let groups: String = one(
