@@ -70,7 +70,7 @@ COMMENT ON COLUMN harvest_fair.task.fairness_key IS 'tenant of the task; '''' is
 COMMENT ON COLUMN harvest_fair.task.quota_key IS 'used as fairness_key where none is given and no parent has one';
 COMMENT ON COLUMN harvest_fair.task.priority IS '1 (first) to 5 (last); NULL takes the parent''s, else 3';
 COMMENT ON COLUMN harvest_fair.task.weight IS 'weight of the key while no override is set, 0.001 to 1000; NULL takes the parent''s, else counts as 1';
-COMMENT ON COLUMN harvest_fair.task.new_start IS 'sorts within its key as if due new_start_handicap later';
+COMMENT ON COLUMN harvest_fair.task.new_start IS 'sorts within its key as if due new_start_handicap later; false once a claim of it was completed, has failed, or its lease has run out';
 COMMENT ON COLUMN harvest_fair.task.sticky_worker IS 'only this worker may claim the task until sticky_until';
 COMMENT ON COLUMN harvest_fair.task.sticky_until IS 'end of the pin; NULL: for good';
 COMMENT ON COLUMN harvest_fair.task.payload IS 'yours; the extension never looks inside';
@@ -179,6 +179,8 @@ CREATE TRIGGER admit BEFORE INSERT OR UPDATE ON harvest_fair.weight
     FOR EACH ROW EXECUTE FUNCTION harvest_fair.admit_weight();
 CREATE TRIGGER admitted AFTER INSERT OR UPDATE OR DELETE ON harvest_fair.weight
     FOR EACH ROW EXECUTE FUNCTION harvest_fair.admit_weight();
+CREATE TRIGGER audit_all BEFORE TRUNCATE ON harvest_fair.weight
+    FOR EACH STATEMENT EXECUTE FUNCTION harvest_fair.admit_weight();
 CREATE TRIGGER admit_all AFTER TRUNCATE ON harvest_fair.weight
     FOR EACH STATEMENT EXECUTE FUNCTION harvest_fair.admit_weight();
 
@@ -186,6 +188,8 @@ CREATE TRIGGER admit BEFORE INSERT OR UPDATE ON harvest_fair.queue
     FOR EACH ROW EXECUTE FUNCTION harvest_fair.admit_queue();
 CREATE TRIGGER admitted AFTER INSERT OR UPDATE OR DELETE ON harvest_fair.queue
     FOR EACH ROW EXECUTE FUNCTION harvest_fair.admit_queue();
+CREATE TRIGGER audit_all BEFORE TRUNCATE ON harvest_fair.queue
+    FOR EACH STATEMENT EXECUTE FUNCTION harvest_fair.admit_queue();
 CREATE TRIGGER admit_all AFTER TRUNCATE ON harvest_fair.queue
     FOR EACH STATEMENT EXECUTE FUNCTION harvest_fair.admit_queue();
 
@@ -326,10 +330,11 @@ COMMENT ON FUNCTION fair_prune(text, interval, boolean) IS
 
 CREATE FUNCTION fair_state(queue text DEFAULT NULL)
 RETURNS TABLE (queue text, priority smallint, fairness_key text, weight float8, pass float8, last_start float8, clock float8, lag float8,
-    running bigint, eligible boolean, waiting_for text, head_scheduled_at timestamptz)
+    running bigint, eligible boolean, waiting_for text, head_scheduled_at timestamptz,
+    fairness_group text, group_weight float8, group_pass float8, group_lag float8)
 LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair_state_wrapper';
 COMMENT ON FUNCTION fair_state(text) IS
-    'Each key on the board, per queue and tier; pass, last_start, clock and lag in units; waiting_for says why a key is not eligible';
+    'Each key on the board, per queue and tier; pass, last_start, clock and lag in units; waiting_for says why a key is not eligible; in a queue with groups, pass, last_start, clock and lag are those within the group';
 
 CREATE FUNCTION fair_preview(queue text, worker text, max_tasks integer, weights jsonb DEFAULT NULL)
 RETURNS TABLE ("position" integer, id bigint, fairness_key text, priority smallint, pass float8, lag float8, reason text)
@@ -387,10 +392,12 @@ DECLARE
     i integer;
 BEGIN
     IF role IS NULL THEN
-        RAISE EXCEPTION 'role must not be null' USING ERRCODE = 'null_value_not_allowed';
+        RAISE EXCEPTION 'role must not be null' USING ERRCODE = 'null_value_not_allowed',
+            HINT = 'Name a role, as in fair_grant(''app'', ''worker'').';
     END IF;
     IF bundle IS NULL THEN
-        RAISE EXCEPTION 'bundle must not be null' USING ERRCODE = 'null_value_not_allowed';
+        RAISE EXCEPTION 'bundle must not be null' USING ERRCODE = 'null_value_not_allowed',
+            HINT = 'The bundles are producer, worker and admin.';
     END IF;
     IF bundle NOT IN ('producer', 'worker', 'admin') THEN
         RAISE EXCEPTION 'unknown bundle: %', pg_catalog.quote_literal(bundle)
