@@ -4,6 +4,8 @@
 //! own snapshot is older than the lane generation that the claim has read, and would lose a wake-up) and locked with
 //! `table_tuple_lock`. They are only ever written through SPI.
 
+use std::cell::Cell;
+
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
@@ -50,6 +52,28 @@ pub struct TaskTable {
     pub catalog: Catalog,
     pub(super) table: pg_sys::Relation,
     pub(super) slot: *mut pg_sys::TupleTableSlot,
+    /// The scan made last, kept for the next one: to open and close one costs as much as to use it.
+    idle: Cell<Option<IndexScan>>,
+}
+
+/// A scan of an index with so many keys, between two uses.
+#[derive(Clone, Copy)]
+struct IndexScan {
+    oid: pg_sys::Oid,
+    count: i32,
+    index: pg_sys::Relation,
+    scan: pg_sys::IndexScanDesc,
+}
+
+impl IndexScan {
+    fn close(self) {
+        // SAFETY: both were opened in `TaskTable::scan`, and whoever has the only copy closes them.
+        unsafe {
+            pg_sys::index_endscan(self.scan);
+            // The table's lock is enough to keep the index.
+            pg_sys::index_close(self.index, pg_sys::AccessShareLock as i32);
+        }
+    }
 }
 
 impl Drop for TaskTable {
@@ -57,6 +81,9 @@ impl Drop for TaskTable {
         // While an ERROR unwinds, Postgres' resource owner closes what is open.
         if std::thread::panicking() {
             return;
+        }
+        if let Some(scan) = self.idle.take() {
+            scan.close();
         }
         // SAFETY: both were opened in `open` and are closed once.
         unsafe {
@@ -84,6 +111,7 @@ impl TaskTable {
                 catalog,
                 table,
                 slot,
+                idle: Cell::new(None),
             })
         }
     }
@@ -97,17 +125,23 @@ impl TaskTable {
         mut each: impl FnMut(&TaskTable, pg_sys::Snapshot) -> bool,
     ) -> bool {
         let mut ended = false;
-        // SAFETY: the snapshot is registered for the whole scan; index and scan are closed before it is given back;
-        // the row comparison's members live in `keys` through the scan.
+        let count = keys.keys.len() as i32;
+        // SAFETY: the snapshot is registered while the scan is in use, and the scan gets it before it starts anew; the row
+        // comparison's members live in `keys` through the scan; the scan stays open with its index until `close`.
         unsafe {
             let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
-            let index = pg_sys::index_open(index, pg_sys::AccessShareLock as i32);
-            let count = keys.keys.len() as i32;
-            let scan = pg_compat::index_beginscan(self.table, index, snapshot, count);
-            pg_sys::index_rescan(scan, keys.keys.as_mut_ptr(), count, std::ptr::null_mut(), 0);
+            let open = self.scan_of(index, count, snapshot);
+            (*open.scan).xs_snapshot = snapshot;
+            pg_sys::index_rescan(
+                open.scan,
+                keys.keys.as_mut_ptr(),
+                count,
+                std::ptr::null_mut(),
+                0,
+            );
             loop {
                 if !pg_sys::index_getnext_slot(
-                    scan,
+                    open.scan,
                     pg_sys::ScanDirection::ForwardScanDirection,
                     self.slot,
                 ) {
@@ -118,12 +152,40 @@ impl TaskTable {
                     break;
                 }
             }
-            pg_sys::index_endscan(scan);
-            // The table's lock is enough to keep the index.
-            pg_sys::index_close(index, pg_sys::AccessShareLock as i32);
+            if let Some(other) = self.idle.replace(Some(open)) {
+                other.close();
+            }
             pg_sys::UnregisterSnapshot(snapshot);
         }
         ended
+    }
+
+    /// The idle scan, if it is of this kind, else a new one.
+    ///
+    /// # Safety
+    /// The snapshot is a registered one.
+    unsafe fn scan_of(
+        &self,
+        oid: pg_sys::Oid,
+        count: i32,
+        snapshot: pg_sys::Snapshot,
+    ) -> IndexScan {
+        match self.idle.take() {
+            Some(scan) if (scan.oid, scan.count) == (oid, count) => return scan,
+            Some(scan) => scan.close(),
+            None => {}
+        }
+        // SAFETY: the table is open and locked, so the index is there.
+        unsafe {
+            let index = pg_sys::index_open(oid, pg_sys::AccessShareLock as i32);
+            let scan = pg_compat::index_beginscan(self.table, index, snapshot, count);
+            IndexScan {
+                oid,
+                count,
+                index,
+                scan,
+            }
+        }
     }
 
     /// A column of the row in the slot.
