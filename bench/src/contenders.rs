@@ -133,6 +133,31 @@ impl Contender {
         }
     }
 
+    /// Where its tasks are.
+    pub fn tables(self) -> &'static str {
+        match self {
+            Fair => "harvest_fair.task",
+            Plain => "plain",
+            FullScan => "full_scan",
+            Stamped => "stamped",
+            Ranked => "ranked",
+            Pgmq => "pgmq.q_read",
+            PgmqGrouped => "pgmq.q_grouped",
+            Procrastinate => "procrastinate_jobs",
+            Absurd => "absurd.t_q, absurd.r_q",
+        }
+    }
+
+    /// Removes dead rows and index entries, as autovacuum would sooner or later: an order that begins at the oldest task steps
+    /// over all of them.
+    pub fn vacuum(self, client: &mut Client) -> Result<()> {
+        client.batch_execute(&format!(
+            "VACUUM (INDEX_CLEANUP ON, TRUNCATE OFF) {}",
+            self.tables()
+        ))?;
+        Ok(())
+    }
+
     /// The most tasks that a claim may ask for.
     pub fn max_batch(self) -> usize {
         match self {

@@ -8,6 +8,7 @@ use postgres::{Client, Statement};
 
 use crate::Result;
 use crate::contenders::{Contender, Fetched};
+use crate::processes::pin_session;
 use crate::race::Runner;
 
 pub struct Place<'c> {
@@ -80,7 +81,9 @@ impl<'c> Place<'c> {
         n: usize,
         calls: usize,
     ) -> Result<Runner<'static>> {
-        let claimer = Rc::new(RefCell::new(self.claimer(contender, queue, n)?));
+        let mut claimer = self.claimer(contender, queue, n)?;
+        pin_session(claimer.client());
+        let claimer = Rc::new(RefCell::new(claimer));
         let same = Rc::clone(&claimer);
         let runner = Runner::new(label, calls, n, move || claimer.borrow_mut().claim());
         Ok(match contender.between_claims() {

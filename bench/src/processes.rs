@@ -1,8 +1,67 @@
 //! What the kernel says of server processes.
 
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use harvest_fair_server_tests::pid_of;
+use postgres::Client;
+
 use crate::Result;
+
+/// Puts a session's server process on the one processor of [`Pinned`]. Where the kernel puts client and server else decides
+/// more about the time of a call than what is measured: waking a process on another processor costs as much as a claim.
+pub fn pin_session(client: &mut Client) {
+    pin(pid_of(client), &one_processor());
+}
+
+/// While it lives, the main thread stays on one processor. Threads that it starts meanwhile do so too.
+pub struct Pinned(());
+
+impl Pinned {
+    pub fn begin() -> Pinned {
+        pin(std::process::id() as i32, &one_processor());
+        Pinned(())
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        pin(std::process::id() as i32, &every_processor());
+    }
+}
+
+fn pin(pid: i32, processors: &str) {
+    // Without taskset the numbers are noisier, and that is all.
+    let _ = Command::new("taskset")
+        .args(["-c", "-p", processors, &pid.to_string()])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+}
+
+/// What this process was given; asked for before the first pin.
+fn every_processor() -> String {
+    static ALL: std::sync::OnceLock<String> = std::sync::OnceLock::new();
+    ALL.get_or_init(allowed).clone()
+}
+
+/// The last one: the first has most of the interrupts.
+fn one_processor() -> String {
+    every_processor()
+        .rsplit([',', '-'])
+        .next()
+        .unwrap_or("0")
+        .to_owned()
+}
+
+fn allowed() -> String {
+    std::fs::read_to_string("/proc/self/status")
+        .unwrap_or_default()
+        .lines()
+        .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))
+        .map_or_else(|| "0".to_owned(), |list| list.trim().to_owned())
+}
 
 /// Time that these processes have spent on a processor, together.
 pub fn cpu_time(pids: &[i32]) -> Result<Duration> {

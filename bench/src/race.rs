@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::Result;
+use crate::processes::Pinned;
 
 /// One of those who take turns.
 pub struct Runner<'a> {
@@ -73,10 +74,10 @@ impl<'a> Runner<'a> {
 
     /// Fits the calls of a round to a time, so that a slow runner does not hold up the others.
     pub fn fit(&mut self, round: Duration) -> Result<()> {
-        self.refill(3)?;
-        let mut times = [self.once()?, self.once()?, self.once()?];
-        times.sort_by(f64::total_cmp);
-        self.calls = ((micros(round) / times[1]) as usize).clamp(1, self.calls);
+        self.refill(2)?;
+        // The first plans and fills caches.
+        self.once()?;
+        self.calls = ((micros(round) / self.once()?) as usize).clamp(1, self.calls);
         Ok(())
     }
 }
@@ -139,6 +140,7 @@ impl Track {
 
 /// Rounds in which each runner has its turn; who begins changes with each.
 pub fn race(runners: &mut [Runner], rounds: usize) -> Result<Vec<Track>> {
+    let _pinned = Pinned::begin();
     let mut tracks: Vec<Track> = runners
         .iter()
         .map(|runner| Track {
@@ -149,6 +151,9 @@ pub fn race(runners: &mut [Runner], rounds: usize) -> Result<Vec<Track>> {
     // The first calls of a session plan statements and fill caches.
     for runner in runners.iter_mut() {
         let calls = runner.calls.min(30);
+        if calls == 1 {
+            continue;
+        }
         runner.refill(calls)?;
         for _ in 0..calls {
             runner.once()?;

@@ -9,6 +9,7 @@ use crate::Result;
 use crate::chart::{Bar, Bars};
 use crate::contenders::Contender::{self, Fair, Plain};
 use crate::place::{Claimer, Place};
+use crate::processes::pin_session;
 use crate::race::{Runner, Track, race};
 use crate::report::{Answer, Finding, Target, count, time};
 
@@ -25,6 +26,9 @@ fn calls(bench: &Bench, n: usize) -> usize {
     }
 }
 
+/// Up to this size a queue is vacuumed with each supply; larger ones lose too little of it in a run to need it.
+const VACUUMED: i64 = 200_000;
+
 /// Adds tasks behind those that are there.
 pub struct Supply {
     client: Client,
@@ -32,6 +36,7 @@ pub struct Supply {
     queue: String,
     next: i64,
     keys: i64,
+    vacuumed: bool,
 }
 
 impl Supply {
@@ -42,6 +47,7 @@ impl Supply {
             queue: queue.to_owned(),
             next: rows + 1,
             keys,
+            vacuumed: rows <= VACUUMED,
         }
     }
 
@@ -50,6 +56,9 @@ impl Supply {
         self.contender
             .load(&mut self.client, &self.queue, self.next, rows, self.keys)?;
         self.next += rows;
+        if self.vacuumed {
+            self.contender.vacuum(&mut self.client)?;
+        }
         Ok(())
     }
 }
@@ -77,6 +86,7 @@ impl Worker {
                  WHERE t.id = done.id AND t.lease = done.lease AND t.state = 'running' RETURNING t.id"
             }
         };
+        pin_session(claimer.client());
         // Best for both: planned once.
         claimer
             .client()
@@ -114,16 +124,7 @@ fn compare(
 ) -> Result<Vec<Track>> {
     let supplies: Vec<RefCell<Supply>> = PAIR
         .iter()
-        .map(|contender| {
-            RefCell::new(Supply::new(
-                place,
-                *contender,
-                "q",
-                // Each batch size adds behind the others.
-                bench.sizes.rows * (n as i64 + 1),
-                KEYS,
-            ))
-        })
+        .map(|contender| RefCell::new(Supply::new(place, *contender, "q", bench.sizes.rows, KEYS)))
         .collect();
     let mut runners = Vec::new();
     for (contender, supply) in PAIR.into_iter().zip(&supplies) {
@@ -154,6 +155,7 @@ fn claim(bench: &Bench) -> Result<Answer> {
     for n in BATCHES {
         let tracks = compare(bench, &place, n, |contender| {
             let mut claimer = place.claimer(contender, "q", n)?;
+            pin_session(claimer.client());
             Ok(Box::new(move || claimer.claim()))
         })?;
         let [fair, plain] = [&tracks[0], &tracks[1]];
@@ -190,6 +192,7 @@ fn claim(bench: &Bench) -> Result<Answer> {
     let place = stage(bench)?;
     let tracks = compare(bench, &place, 1, |contender| {
         let mut claimer = place.claimer(contender, "q", 1)?;
+        pin_session(claimer.client());
         claimer
             .client()
             .batch_execute("SET synchronous_commit = on")?;

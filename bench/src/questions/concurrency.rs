@@ -68,6 +68,7 @@ pub fn concurrency(bench: &Bench) -> Result<Vec<Answer>> {
         place.fill(&PAIR, &queue(*keys), sizes.large, *keys)?;
     }
     place.settle()?;
+    let mut cleaner = place.database.connect();
     let (mut findings, mut series, mut tracks) = (Vec::new(), Vec::new(), Vec::new());
     for (colour, keys) in sizes.client_keys.iter().enumerate() {
         let mut clients = Vec::new();
@@ -83,6 +84,9 @@ pub fn concurrency(bench: &Bench) -> Result<Vec<Answer>> {
         // By level and contender, the claims a second of each round.
         let mut rates = vec![[Vec::new(), Vec::new()]; sizes.clients.len()];
         for round in 0..sizes.client_rounds {
+            for contender in PAIR {
+                contender.vacuum(&mut cleaner)?;
+            }
             for (level, n) in sizes.clients.iter().enumerate() {
                 for turn in 0..2 {
                     let who = (round + level + turn) % 2;
@@ -149,7 +153,7 @@ pub fn concurrency(bench: &Bench) -> Result<Vec<Answer>> {
         id: "concurrency",
         title: "Concurrent claims",
         method: format!(
-            "Claims of 1 by as many sessions as they can, {} rounds of {} ms for each number of clients, in turns. Clients and server share the \
+            "Claims of 1 by as many sessions as they can, {} rounds of {} ms for each number of clients, in turns, with a VACUUM before each round. Clients and server share the \
              processors.",
             sizes.client_rounds,
             sizes.client_time.as_millis()

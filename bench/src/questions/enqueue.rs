@@ -12,6 +12,7 @@ use super::claims::{bars, tagged};
 use crate::Result;
 use crate::chart::Bars;
 use crate::contenders::PAYLOAD;
+use crate::processes::pin_session;
 use crate::race::{Runner, Track, micros, race};
 use crate::report::{Answer, Finding, Target, count};
 
@@ -55,6 +56,7 @@ fn single(bench: &Bench, database: &Database) -> Result<Vec<Track>> {
     let mut runners = Vec::new();
     for (name, table) in TABLES {
         let mut producer = Producer::new(database, table)?;
+        pin_session(&mut producer.client);
         runners.push(Runner::new(name, bench.sizes.calls, 1, move || {
             producer.enqueue()
         }));

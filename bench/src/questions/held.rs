@@ -7,6 +7,7 @@ use crate::Result;
 use crate::chart::{Lines, Series};
 use crate::contenders::Contender::{self, Fair, Plain};
 use crate::place::{Claimer, Place};
+use crate::processes::{Pinned, pin_session};
 use crate::race::{Track, median, micros, quantile};
 use crate::report::{Answer, Finding, Target, count, time, times};
 
@@ -36,7 +37,9 @@ pub fn held(bench: &Bench) -> Result<Vec<Answer>> {
     place.fill(&PAIR, "q", rows, KEYS)?;
     place.settle()?;
     let mut claimers = [place.claimer(Fair, "q", 1)?, place.claimer(Plain, "q", 1)?];
+    let _pinned = Pinned::begin();
     for claimer in &mut claimers {
+        pin_session(claimer.client());
         chunk(claimer, sizes.held_chunk.min(100))?;
     }
     let mut old = place.database.connect();

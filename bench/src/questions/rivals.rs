@@ -23,7 +23,7 @@ fn measure(bench: &Bench, contenders: &[Contender], case: &Case) -> Result<Vec<T
     let (place, present) = Place::open(bench.cluster, bench.fetched, contenders)?;
     place.fill(&present, "q", case.rows, case.keys)?;
     place.settle()?;
-    claims_of(bench, &place, &present, case, 0)
+    claims_of(bench, &place, &present, case)
 }
 
 fn claims_of(
@@ -31,12 +31,11 @@ fn claims_of(
     place: &Place,
     present: &[Contender],
     case: &Case,
-    added: i64,
 ) -> Result<Vec<Track>> {
     let calls = (bench.sizes.calls / if case.n == 1 { 2 } else { 10 }).max(2);
     let mut runners = Vec::new();
     for contender in present.iter().filter(|c| c.max_batch() >= case.n) {
-        let mut supply = Supply::new(place, *contender, "q", case.rows + added, case.keys);
+        let mut supply = Supply::new(place, *contender, "q", case.rows, case.keys);
         let mut runner = place
             .runner(*contender, contender.name(), "q", case.n, calls)?
             .refilled(move |rows| supply.add(rows));
@@ -60,7 +59,7 @@ pub fn all(bench: &Bench) -> Result<Vec<Answer>> {
             rows,
             keys: KEYS,
         };
-        let tracks = claims_of(bench, &place, &present, &case, rows * n as i64)?;
+        let tracks = claims_of(bench, &place, &present, &case)?;
         for other in &tracks[1..] {
             findings.push(Finding::times(
                 "claim, all rivals",
