@@ -227,10 +227,9 @@ impl Axis {
             (low, high) = (1.0, 2.0);
         }
         if log {
-            // A flat line must look flat.
-            if high < low * 10.0 {
-                (low, high) = (low / 2.0, high * 2.0);
-            }
+            // A flat line must look flat, and none stands on the edge.
+            let room = if high < low * 10.0 { 2.0 } else { 1.15 };
+            (low, high) = (low / room, high * room);
         } else {
             low = low.min(0.0);
             high = if high > low { high * 1.05 } else { low + 1.0 };
@@ -303,7 +302,7 @@ fn page(title: &str, height: f64, body: &str) -> String {
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height:.0}\" viewBox=\"0 0 {WIDTH} {height:.0}\" \
          role=\"img\" aria-label=\"{title}\">\n\
-         <style>text {{ font: 12px system-ui, sans-serif; }} .grid {{ stroke: #e4e4e4 }}</style>\n\
+         <style>text {{ font-family: system-ui, sans-serif; font-size: 12px }} .grid {{ stroke: #e4e4e4 }}</style>\n\
          <rect width=\"100%\" height=\"100%\" rx=\"6\" fill=\"#fff\"/>\n\
          <text x=\"10\" y=\"22\" font-weight=\"600\">{title}</text>\n{body}</svg>\n"
     )
@@ -324,6 +323,7 @@ mod tests {
     fn a_logarithmic_axis_ticks_at_decades() {
         let axis = Axis::over([1_000.0, 10_000_000.0].into_iter(), true, (0.0, 4.0));
         assert_eq!(axis.ticks(), [1e3, 1e4, 1e5, 1e6, 1e7]);
+        // In the middle, whatever room there is at the ends.
         assert!((axis.place(1e5) - 2.0).abs() < 1e-9);
     }
 

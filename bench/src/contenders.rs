@@ -66,6 +66,11 @@ impl Contender {
         }
     }
 
+    /// Its place among the colours of the pictures.
+    pub fn colour(self) -> usize {
+        self as usize
+    }
+
     /// What it is, what it guarantees, and what it does not.
     pub fn describe(self) -> [&'static str; 3] {
         match self {

@@ -8,6 +8,7 @@ use super::Bench;
 use crate::Result;
 use crate::chart::{Bar, Bars};
 use crate::contenders::Contender::{self, Fair, Plain};
+use crate::contenders::RIVALS;
 use crate::place::{Claimer, Place};
 use crate::processes::pin_session;
 use crate::race::{Runner, Track, race};
@@ -260,11 +261,18 @@ fn complete(bench: &Bench) -> Result<Answer> {
     })
 }
 
+/// A bar for each, in the colour that its contender has everywhere.
 pub fn bars(tracks: &[Track]) -> Vec<Bar> {
     tracks
         .iter()
         .enumerate()
-        .map(|(colour, track)| Bar::new(&track.label, track.median(), time(track.median()), colour))
+        .map(|(place, track)| {
+            let colour = RIVALS
+                .iter()
+                .find(|rival| rival.name() == track.label)
+                .map_or(place, |rival| rival.colour());
+            Bar::new(&track.label, track.median(), time(track.median()), colour)
+        })
         .collect()
 }
 

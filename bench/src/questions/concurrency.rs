@@ -133,7 +133,11 @@ pub fn concurrency(bench: &Bench) -> Result<Vec<Answer>> {
                 .map(|(n, rates)| (*n as f64, median(&rates[who])))
                 .collect();
             let line = Series::new(
-                format!("{}, {keys} keys", if who == 0 { "fair" } else { "(a)" }),
+                format!(
+                    "{}, {keys} {}",
+                    if who == 0 { "fair" } else { "(a)" },
+                    if *keys == 1 { "key" } else { "keys" }
+                ),
                 colour,
                 points,
             );

@@ -142,14 +142,13 @@ fn rows(bench: &Bench) -> Result<Answer> {
     }
     let series = [Fair, Plain, FullScan, PgmqGrouped]
         .into_iter()
-        .enumerate()
-        .filter(|(_, contender)| !of(*contender).is_empty())
-        .map(|(colour, contender)| {
+        .filter(|contender| !of(*contender).is_empty())
+        .map(|contender| {
             let points = of(contender)
                 .into_iter()
                 .map(|(rows, track)| (rows as f64, track.median()))
                 .collect();
-            Series::new(contender.name(), colour, points)
+            Series::new(contender.name(), contender.colour(), points)
         })
         .collect();
     Ok(Answer {

@@ -183,7 +183,13 @@ pub fn janitor(bench: &Bench) -> Result<Vec<Answer>> {
         x_log: false,
         y_log: false,
         x_text: |value| format!("{value:.0}"),
-        y_text: |value| format!("{value:.0}"),
+        y_text: |value| {
+            if value.fract() == 0.0 {
+                format!("{value:.0}")
+            } else {
+                format!("{value:.1}")
+            }
+        },
         series: vec![
             Series::new("table", 0, points(|s| s.table)),
             Series::new("indexes", 1, points(|s| s.indexes)),

@@ -69,14 +69,7 @@ pub fn all(bench: &Bench) -> Result<Vec<Answer>> {
                 Target::Shown,
             ));
         }
-        let mut drawn = bars(&tracks);
-        for bar in &mut drawn {
-            bar.colour = contenders
-                .iter()
-                .position(|contender| contender.name() == bar.name)
-                .unwrap_or(0);
-        }
-        groups.push((format!("claim of {n}"), drawn));
+        groups.push((format!("claim of {n}"), bars(&tracks)));
         raw.extend(tagged(tracks, &format!("claim of {n}")));
     }
     Ok(vec![Answer {
