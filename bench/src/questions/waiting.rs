@@ -94,7 +94,16 @@ fn idle(bench: &Bench, database: &Database) -> Result<f64> {
         pids(&mut watcher).len() == bench.sizes.waiting
     });
     let waiting = pids(&mut watcher);
-    let before = cpu_time(&waiting)?;
+    // A session that has just begun to wait may have some of its start still before it.
+    let mut before = cpu_time(&waiting)?;
+    for _ in 0..20 {
+        thread::sleep(Duration::from_millis(250));
+        let now = cpu_time(&waiting)?;
+        if now == before {
+            break;
+        }
+        before = now;
+    }
     let start = Instant::now();
     thread::sleep(bench.sizes.idle_time);
     let share = (cpu_time(&waiting)? - before).as_secs_f64() / start.elapsed().as_secs_f64();
