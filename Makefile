@@ -6,11 +6,13 @@
 export PG PG_CONFIG
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test install all psql lint freeze deb dist clean
+.PHONY: help demo test bench bench-quick install all psql lint freeze deb dist clean
 
 help:
 	@echo 'make demo      watch real tenants share a queue, without fairness and with it'
 	@echo 'make test      all tests, on a private Postgres 18'
+	@echo 'make bench     measure against what one would use instead, about 25 minutes, into bench/RESULTS.md'
+	@echo 'make bench-quick   the same with tiny sizes, to see that it works'
 	@echo 'make psql      a prompt on a private server with the extension'
 	@echo 'make install   build the extension and install it'
 	@echo 'make deb       a Debian package in dist/'
@@ -32,6 +34,12 @@ test:
 all:
 	@HF_STEPS=5 scripts/setup.sh
 	@scripts/build.sh
+
+bench:
+	@scripts/bench.sh
+
+bench-quick:
+	@scripts/bench.sh --quick
 
 install:
 	@HF_STEPS=5 scripts/setup.sh

@@ -7,7 +7,7 @@
 #   CARGO_TARGET_DIR  default target/
 #   HF_TEST_THREADS   how many server tests run at the same time (default 6: they mostly wait)
 #
-# Exported, for the scripts and for the programs in tests/server and demo/:
+# Exported, for the scripts and for the programs in tests/server, demo/ and bench/:
 #   HF_ROOT           the repository
 #   HF_CACHE          its .cache/: whatever set-up unpacks, and the data of private servers
 #   HF_PG_CONFIG      pg_config of the Postgres in use

@@ -30,7 +30,7 @@ step 6 "clippy on the extension, for Postgres $HF_PG_MAJOR"
 CARGO_TARGET_DIR=$HF_TARGET/pg$HF_PG_MAJOR cargo clippy --locked --release --package harvest_fair --all-targets \
   --no-default-features --features "pg$HF_PG_MAJOR" -- -D warnings || failed=1
 
-step 7 "clippy on the tests and the demo"
+step 7 "clippy on the tests, the demo and the benchmark"
 CARGO_TARGET_DIR=$HF_TARGET cargo clippy --locked --release --workspace --exclude harvest_fair --all-targets -- -D warnings || failed=1
 
 [ "$failed" = 0 ] || die "lint failed"

@@ -26,8 +26,8 @@ hf_find_postgres
 hf_begin_run
 cd "$HF_ROOT"
 
-step 5 "core tests (no server)"
-run_tests --package harvest_fair_core_tests
+step 5 "tests of the core, the demo and the benchmark (no server)"
+run_tests --package harvest_fair_core_tests --package harvest_fair_demo --package harvest_fair_bench
 
 step 6 "building and installing the extension (the first time about 2 minutes)"
 # package VARIABLE COMMAND: what it builds is tested too.
