@@ -6,15 +6,20 @@
 export PG PG_CONFIG
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test install psql lint clean
+.PHONY: help demo test bench bench-quick install all psql lint freeze deb dist clean
 
 help:
 	@echo 'make demo      watch real tenants share a queue, without fairness and with it'
 	@echo 'make test      all tests, on a private Postgres 18'
+	@echo 'make bench     measure against what one would use instead, about 25 minutes, into bench/RESULTS.md'
+	@echo 'make bench-quick   the same with tiny sizes, to see that it works'
 	@echo 'make psql      a prompt on a private server with the extension'
 	@echo 'make install   build the extension and install it'
-	@echo 'make lint      rustfmt and clippy'
-	@echo 'make clean     stop private servers, remove .cache/ and target/'
+	@echo 'make deb       a Debian package in dist/'
+	@echo 'make dist      the source archive in dist/, for PGXN too'
+	@echo 'make lint      rustfmt, clippy and hadolint'
+	@echo 'make freeze    after a change of sql/ before a release: write the install script down'
+	@echo 'make clean     stop private servers, remove .cache/, target/ and dist/'
 	@echo
 	@echo 'PG=15 make ...                           a private Postgres 15 (16, 17) from apt instead of 18'
 	@echo 'PG_CONFIG=/path/to/pg_config make ...    an installed Postgres 15 to 18'
@@ -24,6 +29,17 @@ demo:
 
 test:
 	@scripts/test.sh
+
+# What pgxn(1) calls before install: set-up, and a build that install finds done.
+all:
+	@HF_STEPS=5 scripts/setup.sh
+	@scripts/build.sh
+
+bench:
+	@scripts/bench.sh
+
+bench-quick:
+	@scripts/bench.sh --quick
 
 install:
 	@HF_STEPS=5 scripts/setup.sh
@@ -39,6 +55,15 @@ psql:
 
 lint:
 	@scripts/lint.sh
+
+deb:
+	@scripts/deb.sh >/dev/null
+
+dist:
+	@scripts/dist.sh >/dev/null
+
+freeze:
+	@scripts/freeze.sh
 
 clean:
 	@scripts/clean.sh

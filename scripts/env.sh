@@ -7,7 +7,7 @@
 #   CARGO_TARGET_DIR  default target/
 #   HF_TEST_THREADS   how many server tests run at the same time (default 6: they mostly wait)
 #
-# Exported, for the scripts and for the programs in tests/server and demo/:
+# Exported, for the scripts and for the programs in tests/server, demo/ and bench/:
 #   HF_ROOT           the repository
 #   HF_CACHE          its .cache/: whatever set-up unpacks, and the data of private servers
 #   HF_PG_CONFIG      pg_config of the Postgres in use
@@ -17,7 +17,11 @@
 #                     empty for an ordinary user. Clients (psql, pgbench) need it not
 #   HF_RUN            a folder that exists, in which the user of HF_RUNAS may create clusters; emptied when the run ends
 #   HF_SOCKETS        a folder like HF_RUN whose path is short enough for Unix sockets: at most 67 bytes
-# The last two are set by hf_begin_run, the three about Postgres once it is there (scripts/setup.sh).
+#   HF_PG_UPGRADE_TO  bin/ of a Postgres 18 with the extension, for the test of pg_upgrade: in tests on an earlier private one
+#   HF_DEB, HF_DIST   the Debian package and the source archive, for their tests
+#   HF_PSYCOPG        where psycopg is, for the tests of the example workers
+#   HF_NODE           where node_modules with pg is, for the same; unset in tests where there is no Node.js
+# HF_RUN and HF_SOCKETS are set by hf_begin_run, the three about Postgres once it is there (scripts/setup.sh).
 
 set -euo pipefail
 
@@ -28,7 +32,9 @@ HF_TARGET=${CARGO_TARGET_DIR:-$HF_ROOT/target}
 case $HF_TARGET in /*) ;; *) HF_TARGET=$PWD/$HF_TARGET ;; esac
 CARGO_HOME=${CARGO_HOME:-${HOME:?neither HOME nor CARGO_HOME is set}/.cargo}
 HF_CARGO_PGRX_VERSION=0.18.1
-export HF_ROOT HF_CACHE HF_TARGET CARGO_HOME
+HF_PSYCOPG=$HF_CACHE/psycopg-$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true)
+HF_NODE=$HF_CACHE/node
+export HF_ROOT HF_CACHE HF_TARGET CARGO_HOME HF_PSYCOPG HF_NODE
 
 say() { printf '%s\n' "$*" >&2; }
 die() { printf 'harvest_fair: %s\n' "$*" >&2; exit 1; }
@@ -62,6 +68,9 @@ else
   esac
 fi
 export HF_PG_CONFIG
+
+# hf_version: the version of the extension, which is told once, in Cargo.toml.
+hf_version() { sed -n 's/^version = "\(.*\)"$/\1/p' "$HF_ROOT/Cargo.toml" | head -n 1; }
 
 # hf_runas_works PREFIX...: can the user of the prefix run this Postgres, and reach .cache/?
 hf_runas_works() {

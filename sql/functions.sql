@@ -134,10 +134,11 @@ COMMENT ON FUNCTION fair_prune(text, interval, boolean) IS
 
 CREATE FUNCTION fair_state(queue text DEFAULT NULL)
 RETURNS TABLE (queue text, priority smallint, fairness_key text, weight float8, pass float8, last_start float8, clock float8, lag float8,
-    running bigint, eligible boolean, waiting_for text, head_scheduled_at timestamptz)
+    running bigint, eligible boolean, waiting_for text, head_scheduled_at timestamptz,
+    fairness_group text, group_weight float8, group_pass float8, group_lag float8)
 LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'fair_state_wrapper';
 COMMENT ON FUNCTION fair_state(text) IS
-    'Each key on the board, per queue and tier; pass, last_start, clock and lag in units; waiting_for says why a key is not eligible';
+    'Each key on the board, per queue and tier; pass, last_start, clock and lag in units; waiting_for says why a key is not eligible; in a queue with groups, pass, last_start, clock and lag are those within the group';
 
 CREATE FUNCTION fair_preview(queue text, worker text, max_tasks integer, weights jsonb DEFAULT NULL)
 RETURNS TABLE ("position" integer, id bigint, fairness_key text, priority smallint, pass float8, lag float8, reason text)
@@ -195,10 +196,12 @@ DECLARE
     i integer;
 BEGIN
     IF role IS NULL THEN
-        RAISE EXCEPTION 'role must not be null' USING ERRCODE = 'null_value_not_allowed';
+        RAISE EXCEPTION 'role must not be null' USING ERRCODE = 'null_value_not_allowed',
+            HINT = 'Name a role, as in fair_grant(''app'', ''worker'').';
     END IF;
     IF bundle IS NULL THEN
-        RAISE EXCEPTION 'bundle must not be null' USING ERRCODE = 'null_value_not_allowed';
+        RAISE EXCEPTION 'bundle must not be null' USING ERRCODE = 'null_value_not_allowed',
+            HINT = 'The bundles are producer, worker and admin.';
     END IF;
     IF bundle NOT IN ('producer', 'worker', 'admin') THEN
         RAISE EXCEPTION 'unknown bundle: %', pg_catalog.quote_literal(bundle)

@@ -68,7 +68,7 @@ COMMENT ON COLUMN harvest_fair.task.fairness_key IS 'tenant of the task; '''' is
 COMMENT ON COLUMN harvest_fair.task.quota_key IS 'used as fairness_key where none is given and no parent has one';
 COMMENT ON COLUMN harvest_fair.task.priority IS '1 (first) to 5 (last); NULL takes the parent''s, else 3';
 COMMENT ON COLUMN harvest_fair.task.weight IS 'weight of the key while no override is set, 0.001 to 1000; NULL takes the parent''s, else counts as 1';
-COMMENT ON COLUMN harvest_fair.task.new_start IS 'sorts within its key as if due new_start_handicap later';
+COMMENT ON COLUMN harvest_fair.task.new_start IS 'sorts within its key as if due new_start_handicap later; false once a claim of it was completed, has failed, or its lease has run out';
 COMMENT ON COLUMN harvest_fair.task.sticky_worker IS 'only this worker may claim the task until sticky_until';
 COMMENT ON COLUMN harvest_fair.task.sticky_until IS 'end of the pin; NULL: for good';
 COMMENT ON COLUMN harvest_fair.task.payload IS 'yours; the extension never looks inside';
@@ -177,6 +177,8 @@ CREATE TRIGGER admit BEFORE INSERT OR UPDATE ON harvest_fair.weight
     FOR EACH ROW EXECUTE FUNCTION harvest_fair.admit_weight();
 CREATE TRIGGER admitted AFTER INSERT OR UPDATE OR DELETE ON harvest_fair.weight
     FOR EACH ROW EXECUTE FUNCTION harvest_fair.admit_weight();
+CREATE TRIGGER audit_all BEFORE TRUNCATE ON harvest_fair.weight
+    FOR EACH STATEMENT EXECUTE FUNCTION harvest_fair.admit_weight();
 CREATE TRIGGER admit_all AFTER TRUNCATE ON harvest_fair.weight
     FOR EACH STATEMENT EXECUTE FUNCTION harvest_fair.admit_weight();
 
@@ -184,5 +186,7 @@ CREATE TRIGGER admit BEFORE INSERT OR UPDATE ON harvest_fair.queue
     FOR EACH ROW EXECUTE FUNCTION harvest_fair.admit_queue();
 CREATE TRIGGER admitted AFTER INSERT OR UPDATE OR DELETE ON harvest_fair.queue
     FOR EACH ROW EXECUTE FUNCTION harvest_fair.admit_queue();
+CREATE TRIGGER audit_all BEFORE TRUNCATE ON harvest_fair.queue
+    FOR EACH STATEMENT EXECUTE FUNCTION harvest_fair.admit_queue();
 CREATE TRIGGER admit_all AFTER TRUNCATE ON harvest_fair.queue
     FOR EACH STATEMENT EXECUTE FUNCTION harvest_fair.admit_queue();

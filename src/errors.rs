@@ -6,14 +6,12 @@ use pgrx::prelude::*;
 use crate::names::NameError;
 
 /// A user's mistake, or a limit that was reached.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum Error {
-    /// A queue name, key, priority, weight or cost that breaks its rule; the value as given.
+    /// A queue name, key, worker name, priority, weight or cost that breaks its rule; the value as given.
     Name { value: String, broken: NameError },
     /// An argument that must not be NULL.
     Null { what: &'static str },
-    /// A worker name that is blank, too long or not printable.
-    Worker { value: String },
     /// `max_tasks` outside 1 to `harvest_fair.max_batch`.
     MaxTasks { value: i32, max: i32 },
     /// `max_attempts` below 1.
@@ -72,6 +70,8 @@ pub enum Error {
     NotPreloaded,
     /// The extension's tables are not in this database.
     NotInstalled,
+    /// A DBA has changed what the extension relies on: what is wrong, and how to put it right.
+    Altered { what: String, mend: String },
 }
 
 /// A value as it is shown in a message: quoted, and cut where it is long.
@@ -102,10 +102,9 @@ impl Error {
             Error::TooManyQueues { .. } | Error::BoardFull { .. } => {
                 ERRCODE_CONFIGURATION_LIMIT_EXCEEDED
             }
-            Error::NotPreloaded => ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            Error::NotPreloaded | Error::Altered { .. } => ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
             Error::NotInstalled => ERRCODE_UNDEFINED_TABLE,
             Error::Name { .. }
-            | Error::Worker { .. }
             | Error::MaxTasks { .. }
             | Error::MaxAttempts { .. }
             | Error::Duration { .. }
@@ -129,7 +128,6 @@ impl Error {
                 _ => broken.message(),
             },
             Error::Null { what } => format!("{what} must not be null"),
-            Error::Worker { value } => format!("invalid worker name: {}", quoted(value)),
             Error::MaxTasks { value, max } => {
                 format!("max_tasks must be between 1 and {max}, not {value}")
             }
@@ -199,15 +197,13 @@ impl Error {
             Error::NotInstalled => {
                 "the extension harvest_fair is not installed in this database".into()
             }
+            Error::Altered { what, .. } => what.clone(),
         }
     }
 
     fn hint(&self) -> String {
         match self {
             Error::Name { broken, .. } => broken.hint(),
-            Error::Worker { .. } => {
-                "A worker name has 1 to 255 bytes, no control character and is not blank.".into()
-            }
             Error::MaxTasks { .. } => "The upper limit is the setting harvest_fair.max_batch.".into(),
             Error::ArrayLength { .. } => "Give one element for each task.".into(),
             Error::UnknownParent { .. } => "A parent must have been enqueued before its children.".into(),
@@ -232,6 +228,7 @@ impl Error {
                 "Add harvest_fair to shared_preload_libraries in postgresql.conf and restart the server.".into()
             }
             Error::NotInstalled => "Run CREATE EXTENSION harvest_fair.".into(),
+            Error::Altered { mend, .. } => mend.clone(),
             Error::Null { .. } => "Give a value.".into(),
             Error::MaxAttempts { .. } => "Give at least 1, or leave it out for 5.".into(),
             Error::Duration { positive: true, .. } => "Give an interval above zero, or leave it out.".into(),

@@ -23,6 +23,7 @@ use pgrx::prelude::*;
 use crate::board::shmem::{self, JanitorSlot};
 use crate::board::{self, QueueRef, now, wait};
 use crate::config;
+use crate::errors::Error;
 use crate::observe::state::of_scope;
 use crate::policy::audit;
 use crate::tasks::catalog::Catalog;
@@ -137,7 +138,12 @@ pub extern "C-unwind" fn harvest_fair_janitor(scope: pg_sys::Datum) {
     }
     BackgroundWorker::connect_worker_to_spi_by_oid(Some(database), None);
     match rounds(scope, database) {
-        End::Shutdown => round(|| flush::flush(scope)),
+        // The extension may have gone since the last round.
+        End::Shutdown => round(|| {
+            if is_there(scope) {
+                flush::flush(scope);
+            }
+        }),
         End::Extension => {
             let queues = of_scope(scope);
             board::with(|sched| sched.drop_scope(scope));
@@ -228,11 +234,20 @@ fn rounds(scope: u64, database: pg_sys::Oid) -> End {
     }
 }
 
+/// Whether the extension that this janitor serves is still in the database.
+fn is_there(scope: u64) -> bool {
+    match Catalog::get() {
+        Ok(catalog) => catalog.scope() == scope,
+        // Somebody may be about to mend it.
+        Err(Error::Altered { .. }) => true,
+        Err(_) => false,
+    }
+}
+
 /// Whether it is time to go.
 fn look_around(scope: u64, database: pg_sys::Oid) -> Option<End> {
-    match Catalog::get() {
-        Ok(catalog) if catalog.scope() == scope => {}
-        _ => return Some(End::Extension),
+    if !is_there(scope) {
+        return Some(End::Extension);
     }
     // Whoever drops or copies a database takes this lock and then waits for its sessions to go.
     let tag = pg_sys::LOCKTAG {

@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 
 use pgrx::pg_sys;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::errors::Error;
 
@@ -27,13 +27,10 @@ pub fn read(what: &'static str, jsonb: pg_sys::Datum) -> Result<Value, Error> {
     })
 }
 
-/// Reads a jsonb datum that must be an object.
-pub fn read_object(what: &'static str, jsonb: pg_sys::Datum) -> Result<Map<String, Value>, Error> {
-    match read(what, jsonb)? {
-        Value::Object(fields) => Ok(fields),
-        other => Err(Error::NotAnObject {
-            what,
-            value: other.to_string(),
-        }),
-    }
+/// What was given, for the audit; nothing where it could not be read.
+pub fn shown(given: &Option<Result<Value, Error>>) -> Option<Value> {
+    given
+        .as_ref()
+        .and_then(|given| given.as_ref().ok())
+        .cloned()
 }

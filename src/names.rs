@@ -6,6 +6,8 @@ use std::fmt;
 
 /// Longest queue name, in bytes.
 pub const MAX_QUEUE_BYTES: usize = 255;
+/// Longest name of a worker, in bytes.
+pub const MAX_WORKER_BYTES: usize = 255;
 /// Longest fairness key, in bytes.
 pub const MAX_KEY_BYTES: usize = 256;
 /// Largest cost of one task, in units.
@@ -20,6 +22,7 @@ pub const MAX_WEIGHT: f64 = 1000.0;
 pub enum Subject {
     Queue,
     Key,
+    Worker,
 }
 
 impl Subject {
@@ -27,6 +30,7 @@ impl Subject {
         match self {
             Subject::Queue => "queue name",
             Subject::Key => "fairness key",
+            Subject::Worker => "worker name",
         }
     }
 
@@ -34,6 +38,7 @@ impl Subject {
         match self {
             Subject::Queue => MAX_QUEUE_BYTES,
             Subject::Key => MAX_KEY_BYTES,
+            Subject::Worker => MAX_WORKER_BYTES,
         }
     }
 }
@@ -95,7 +100,7 @@ impl NameError {
             NameError::Blank(Subject::Key) => {
                 "Use null for a task without a key, or a name of 1 to 256 bytes.".into()
             }
-            NameError::Blank(Subject::Queue) => "Use a name of 1 to 255 bytes.".into(),
+            NameError::Blank(subject) => format!("Use a name of 1 to {} bytes.", subject.limit()),
             NameError::TooLong { subject, .. } => {
                 format!("Use at most {} bytes.", subject.limit())
             }
@@ -131,7 +136,7 @@ fn check(subject: Subject, name: &str) -> Result<(), NameError> {
     let plain = name.bytes().all(|byte| byte.is_ascii_graphic());
     if plain && !name.is_empty() {
         return match name {
-            "." | ".." => Err(NameError::Dots {
+            "." | ".." if subject != Subject::Worker => Err(NameError::Dots {
                 subject,
                 value: name.into(),
             }),
@@ -178,6 +183,11 @@ impl fmt::Display for QueueName<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
+}
+
+/// Checks the name of a worker: 1 to 255 bytes, no outer whitespace, no control character.
+pub fn check_worker(name: &str) -> Result<(), NameError> {
+    check(Subject::Worker, name)
 }
 
 /// The tenant of a task: 1 to 256 bytes, no outer whitespace, no control character, not `.` or `..`; or the

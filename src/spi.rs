@@ -42,6 +42,26 @@ pub fn connect<R>(f: impl FnOnce(&Spi) -> R) -> R {
 impl Spi {
     /// Runs a statement to its end and returns its rows.
     pub fn run(&self, statement: &'static Statement, args: &[Arg]) -> Rows<'_> {
+        self.execute(statement, args, std::ptr::null_mut())
+    }
+
+    /// Runs a query that sees what others have committed until now, whatever the transaction's isolation level.
+    pub fn run_on_latest(&self, statement: &'static Statement, args: &[Arg]) -> Rows<'_> {
+        // SAFETY: within a transaction; the snapshot is registered during the query.
+        let snapshot = unsafe { pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot()) };
+        let rows = self.execute(statement, args, snapshot);
+        // SAFETY: registered above; an ERROR in between leaves it to the resource owner.
+        unsafe { pg_sys::UnregisterSnapshot(snapshot) };
+        rows
+    }
+
+    /// Without a snapshot, the transaction's own is used.
+    fn execute(
+        &self,
+        statement: &'static Statement,
+        args: &[Arg],
+        snapshot: pg_sys::Snapshot,
+    ) -> Rows<'_> {
         debug_assert_eq!(statement.args.len(), args.len());
         let plan = plan(statement);
         let _planned = Planned::now(plan);
@@ -61,10 +81,17 @@ impl Spi {
             .collect();
         // SAFETY: the plan was kept for the session; values and nulls have one element a parameter.
         let code = unsafe {
-            pg_sys::SPI_execute_plan(plan, values.as_mut_ptr(), nulls.as_ptr(), false, 0)
+            let (values, nulls) = (values.as_mut_ptr(), nulls.as_ptr());
+            if snapshot.is_null() {
+                pg_sys::SPI_execute_plan(plan, values, nulls, false, 0)
+            } else {
+                // As the triggers of foreign keys look for rows that the transaction cannot see.
+                let none = std::ptr::null_mut();
+                pg_sys::SPI_execute_snapshot(plan, values, nulls, snapshot, none, false, true, 0)
+            }
         };
         if code < 0 {
-            pgrx::error!("harvest_fair: SPI_execute_plan failed with code {code}");
+            pgrx::error!("harvest_fair: a statement failed with code {code}");
         }
         // SAFETY: SPI_execute_plan has just set both globals for this connection.
         unsafe {

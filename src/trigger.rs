@@ -1,5 +1,6 @@
 //! What the row triggers share: plain C functions, since they run for each row.
 
+use pgrx::datum::TimestampWithTimeZone;
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
@@ -105,4 +106,12 @@ pub fn datum(
     let datum =
         unsafe { pg_sys::SPI_getbinval(tuple, (*data.tg_relation).rd_att, column, &mut null) };
     (!null).then_some(datum)
+}
+
+/// Whether an inserted row was written by a restore: a dump brings the time of its last change along, where a new row has
+/// that of its transaction.
+pub fn is_restored(data: &pg_sys::TriggerData, tuple: pg_sys::HeapTuple, updated_at: i32) -> bool {
+    // SAFETY: reads the start time of this backend's transaction.
+    let now = unsafe { pg_sys::GetCurrentTransactionStartTimestamp() };
+    column::<TimestampWithTimeZone>(data, tuple, updated_at).is_some_and(|at| i64::from(at) != now)
 }

@@ -25,6 +25,10 @@ type StateRow = (
     bool,
     Option<String>,
     Option<TimestampWithTimeZone>,
+    Option<String>,
+    Option<f64>,
+    Option<f64>,
+    Option<f64>,
 );
 
 /// `fair_state(queue)`; without a queue, all that are on the board of this database.
@@ -47,6 +51,10 @@ fn fair_state(
             name!(eligible, bool),
             name!(waiting_for, Option<String>),
             name!(head_scheduled_at, Option<TimestampWithTimeZone>),
+            name!(fairness_group, Option<String>),
+            name!(group_weight, Option<f64>),
+            name!(group_pass, Option<f64>),
+            name!(group_lag, Option<f64>),
         ),
     >,
     ErrorReport,
@@ -67,6 +75,7 @@ fn fair_state(
             sched.advance(queue, now);
             sched.entries(queue, |entry| {
                 let waiting_for = entry.waiting_for.map(|w| w.as_str().to_owned());
+                let group = entry.group.as_ref();
                 rows.push((
                     name.clone(),
                     i16::from(entry.priority.get()),
@@ -84,6 +93,10 @@ fn fair_state(
                         .head_due
                         .or(entry.wake)
                         .and_then(|at| TimestampWithTimeZone::try_from(at).ok()),
+                    group.map(|g| g.name.as_str().to_owned()),
+                    group.map(|g| g.weight),
+                    group.map(|g| g.pass.units()),
+                    group.map(|g| g.lag.max(Ticks::ZERO).units()),
                 ));
             });
         });

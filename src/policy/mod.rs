@@ -4,4 +4,5 @@ pub mod audit;
 pub mod prune;
 pub mod queues;
 pub mod settings;
+mod weight_rows;
 pub mod weights;

@@ -6,7 +6,7 @@ use pgrx::prelude::*;
 use pgrx::{AnyElement, JsonB, pg_sys};
 use serde_json::{Map, Value};
 
-use super::audit::{Change, audited};
+use super::audit::{self, Change, audited};
 use super::settings::Settings;
 use crate::board::{OnCommit, QueueRef, effects};
 use crate::errors::Error;
@@ -15,15 +15,20 @@ use crate::spi;
 use crate::tasks::catalog::Catalog;
 use crate::tasks::functions::{queue_name, required};
 use crate::tasks::statements as sql;
+use crate::trigger::{self, Operation};
+
+/// The column of harvest_fair.queue that tells a restored row from a new one.
+const UPDATED_AT: i32 = 4;
 
 type SettingRow = (String, Option<JsonB>, String);
 
 /// The settings of a queue as they are stored.
 pub fn stored(spi: &spi::Spi, queue: &str) -> Map<String, Value> {
     let row = spi.run(&sql::GET_SETTINGS, &[queue.into_datum()]);
-    row.datum(0, 1)
-        .and_then(|settings| json::read_object("settings", settings).ok())
-        .unwrap_or_default()
+    match row.datum(0, 1).map(|stored| json::read("settings", stored)) {
+        Some(Ok(Value::Object(fields))) => fields,
+        _ => Map::new(),
+    }
 }
 
 fn shown(settings: &Settings) -> Vec<SettingRow> {
@@ -37,28 +42,38 @@ fn shown(settings: &Settings) -> Vec<SettingRow> {
 /// Changes some settings, under the lock of the queue's row; returns all that are then stored.
 fn change(
     action: &'static str,
-    queue: &str,
-    patch: &Map<String, Value>,
+    queue: Option<&str>,
+    patch: Option<Result<Value, Error>>,
     reason: Option<&str>,
 ) -> Result<(bool, Settings), Error> {
     let audit = Change {
         action,
         queue,
         key: None,
-        new: Some(Value::Object(patch.clone())),
+        new: json::shown(&patch),
         reason,
     };
     audited(&audit, |spi| {
+        let queue = required("queue", queue)?;
         queue_name(queue)?;
+        let patch = match required("settings", patch)?? {
+            Value::Object(fields) => fields,
+            other => {
+                return Err(Error::NotAnObject {
+                    what: "settings",
+                    value: other.to_string(),
+                });
+            }
+        };
         spi.run(&sql::OPEN_SETTINGS, &[queue.into_datum()]);
         let mut fields = stored(spi, queue);
         let old = fields.clone();
         for (field, value) in patch {
-            Settings::default().set(field, value)?;
+            Settings::default().set(&field, &value)?;
             if value.is_null() {
-                fields.remove(field);
+                fields.remove(&field);
             } else {
-                fields.insert(field.clone(), value.clone());
+                fields.insert(field, value);
             }
         }
         let settings = Settings::read(&fields)?;
@@ -93,9 +108,8 @@ fn fair_configure(
     >,
     ErrorReport,
 > {
-    let queue = required("queue", queue)?;
-    let patch = json::read_object("settings", required("settings", settings)?.datum())?;
-    let (_, settings) = change("configure", queue, &patch, reason)?;
+    let patch = settings.map(|given| json::read("settings", given.datum()));
+    let (_, settings) = change("configure", queue, patch, reason)?;
     Ok(TableIterator::new(shown(&settings)))
 }
 
@@ -126,14 +140,13 @@ fn set_paused(
     paused: bool,
     reason: Option<&str>,
 ) -> Result<bool, Error> {
-    let queue = required("queue", queue)?;
     let value = if paused {
         Value::Bool(true)
     } else {
         Value::Null
     };
     let patch = Map::from_iter([("paused".to_owned(), value)]);
-    Ok(change(action, queue, &patch, reason)?.0)
+    Ok(change(action, queue, Some(Ok(Value::Object(patch))), reason)?.0)
 }
 
 /// `fair_pause(queue, reason)`: true if it was not paused.
@@ -156,39 +169,88 @@ fn fair_resume(queue: Option<&str>, reason: Option<&str>) -> Result<bool, ErrorR
 #[pg_guard]
 pub unsafe extern "C-unwind" fn admit_queue(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
     // SAFETY: as Postgres calls a trigger function.
-    let data = unsafe { crate::trigger::data(fcinfo, "harvest_fair.admit_queue()") };
+    let data = unsafe { trigger::data(fcinfo, "harvest_fair.admit_queue()") };
     match admit(data) {
         Ok(tuple) => pg_sys::Datum::from(tuple),
         Err(error) => error.raise(),
     }
 }
-crate::trigger::finfo!(pg_finfo_admit_queue);
+trigger::finfo!(pg_finfo_admit_queue);
+
+/// A row of harvest_fair.queue, as far as it is given.
+struct Given {
+    queue: Option<String>,
+    settings: Option<Result<Value, Error>>,
+}
+
+impl Given {
+    fn of(data: &pg_sys::TriggerData, tuple: pg_sys::HeapTuple) -> Given {
+        Given {
+            queue: trigger::column(data, tuple, 1),
+            settings: trigger::datum(data, tuple, 2).map(|given| json::read("settings", given)),
+        }
+    }
+
+    /// As the audit shows it.
+    fn shown(&self) -> Option<Value> {
+        json::shown(&self.settings)
+    }
+
+    fn change<'a>(&'a self, action: &'a str, new: Option<Value>) -> Change<'a> {
+        Change {
+            action,
+            queue: self.queue.as_deref(),
+            new,
+            ..Change::default()
+        }
+    }
+
+    fn check(&self) -> Result<Settings, Error> {
+        queue_name(required("queue", self.queue.as_deref())?)?;
+        match &self.settings {
+            Some(Ok(Value::Object(fields))) => Settings::read(fields),
+            Some(Ok(other)) => Err(Error::NotAnObject {
+                what: "settings",
+                value: other.to_string(),
+            }),
+            Some(Err(error)) => Err(error.clone()),
+            None => Err(Error::Null { what: "settings" }),
+        }
+    }
+}
 
 fn admit(data: &pg_sys::TriggerData) -> Result<pg_sys::HeapTuple, Error> {
-    use crate::trigger::Operation;
     let scope = Catalog::get()?.scope();
     let operation = Operation::of(data);
     if operation == Operation::Truncate {
-        effects::on_commit(OnCommit::SettingsTruncated { scope });
+        if trigger::is_before(data) {
+            audit::truncated(&sql::AUDIT_TRUNCATED_SETTINGS);
+        } else {
+            effects::on_commit(OnCommit::SettingsTruncated { scope });
+        }
         return Ok(std::ptr::null_mut());
     }
-    let (old, new, tuple) = crate::trigger::versions(data);
-    let row = |tuple| {
-        let name = crate::trigger::column::<String>(data, tuple, 1);
-        let fields = required("settings", crate::trigger::datum(data, tuple, 2))
-            .and_then(|settings| json::read_object("settings", settings));
-        (name, fields)
+    let action = match operation {
+        Operation::Insert => "insert_queue",
+        Operation::Update => "update_queue",
+        _ => "delete_queue",
     };
-    if crate::trigger::is_before(data) {
-        if let Some(new) = new {
-            let (name, fields) = row(new);
-            queue_name(required("queue", name.as_deref())?)?;
-            Settings::read(&fields?)?;
+    let (old, new, tuple) = trigger::versions(data);
+    let (old, given) = (
+        old.map(|tuple| Given::of(data, tuple)),
+        new.map(|tuple| Given::of(data, tuple)),
+    );
+    if trigger::is_before(data) {
+        if let Some(given) = &given
+            && let Err(error) = given.check()
+        {
+            audit::refused_by_sql(&given.change(action, given.shown()), &error);
+            return Err(error);
         }
         return Ok(tuple);
     }
-    let tell = |tuple: pg_sys::HeapTuple, settings: Settings| {
-        if let (Some(name), _) = row(tuple) {
+    let tell = |row: &Given, settings: Settings| {
+        if let Some(name) = row.queue.clone() {
             let settings = Box::new(settings.on_board());
             effects::on_commit(OnCommit::Settings {
                 queue: QueueRef { scope, name },
@@ -196,11 +258,29 @@ fn admit(data: &pg_sys::TriggerData) -> Result<pg_sys::HeapTuple, Error> {
             });
         }
     };
-    if let Some(old) = old {
+    if let Some(old) = &old {
         tell(old, Settings::default());
     }
-    if let Some(new) = new {
-        tell(new, Settings::read(&row(new).1?)?);
+    if let Some(given) = &given {
+        tell(given, given.check()?);
+    }
+    let settings = |row: &Given| row.shown();
+    match (&old, &given) {
+        (Some(old), Some(given)) if old.queue == given.queue => {
+            if old.shown() != given.shown() {
+                audit::made_by_sql(&given.change(action, settings(given)), settings(old));
+            }
+        }
+        _ => {
+            if let Some(old) = &old {
+                audit::made_by_sql(&old.change(action, None), settings(old));
+            }
+            if let (Some(given), Some(new)) = (&given, new)
+                && !(old.is_none() && trigger::is_restored(data, new, UPDATED_AT))
+            {
+                audit::made_by_sql(&given.change(action, settings(given)), None);
+            }
+        }
     }
     Ok(std::ptr::null_mut())
 }

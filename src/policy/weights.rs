@@ -1,27 +1,19 @@
-//! Weight overrides. They live in harvest_fair.weight; a row trigger validates each change and puts it on the board at
-//! commit, so that a plain INSERT, UPDATE, DELETE or COPY is as good as the functions.
+//! Weight overrides: the functions. They write harvest_fair.weight, whose row trigger does the rest.
 
+use pgrx::AnyElement;
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
-use pgrx::{AnyElement, pg_sys};
 use serde_json::{Map, Value};
 
 use super::audit::{Change, audited};
-use crate::board::{OnCommit, QueueRef, effects};
+use super::weight_rows::{check_room, lock};
 use crate::errors::Error;
 use crate::json;
 use crate::names::{FairnessKey, Weight};
 use crate::spi;
-use crate::tasks::catalog::Catalog;
 use crate::tasks::functions::{queue_name, required};
 use crate::tasks::statements as sql;
-use crate::trigger::{self, Operation};
-
-/// Most overrides that a queue can have.
-const MAX_WEIGHTS: usize = 1_000;
-/// The class of the advisory lock that serializes new overrides of a queue.
-const LOCK_CLASS: i32 = 0x4641_4952;
 
 type WeightRow = (
     String,
@@ -81,10 +73,7 @@ fn change(
         weight.map(check_weight).transpose()?;
     }
     // Before the rows are looked at: a second session must see what the first has set.
-    spi.run(
-        &sql::LOCK_WEIGHTS,
-        &[LOCK_CLASS.into_datum(), queue.into_datum()],
-    );
+    lock(spi, queue);
     let mut old = Map::new();
     let mut changed = Vec::new();
     for (key, weight) in weights {
@@ -144,19 +133,17 @@ fn fair_set_weight(
     >,
     ErrorReport,
 > {
-    let (queue, key) = (
-        required("queue", queue)?,
-        required("fairness_key", fairness_key)?,
-    );
-    let weight = required("weight", weight)?;
     let asked = Change {
         action: "set_weight",
         queue,
-        key: Some(key),
-        new: Some(shown(weight)),
+        key: fairness_key,
+        new: weight.map(shown),
         reason,
     };
     Ok(TableIterator::new(audited(&asked, |spi| {
+        let queue = required("queue", queue)?;
+        let key = required("fairness_key", fairness_key)?;
+        let weight = required("weight", weight)?;
         change(spi, queue, &[(key.to_owned(), Some(weight))], reason)
     })?))
 }
@@ -181,16 +168,17 @@ fn fair_set_weights(
     >,
     ErrorReport,
 > {
-    let queue = required("queue", queue)?;
-    let value = json::read("weights", required("weights", weights)?.datum())?;
+    let value = weights.map(|given| json::read("weights", given.datum()));
     let asked = Change {
         action: "set_weights",
         queue,
         key: None,
-        new: Some(value.clone()),
+        new: json::shown(&value),
         reason,
     };
     let set = audited(&asked, |spi| {
+        let queue = required("queue", queue)?;
+        let value = required("weights", value)??;
         let weights = parse_weights(&value)?;
         change(spi, queue, &weights, reason)
     })?;
@@ -219,7 +207,7 @@ pub fn parse_weights(value: &Value) -> Result<Vec<(String, Option<f64>)>, Error>
 }
 
 /// A weight as the audit shows it: NaN and infinities are no JSON numbers.
-fn shown(weight: f64) -> Value {
+pub fn shown(weight: f64) -> Value {
     serde_json::Number::from_f64(weight)
         .map_or_else(|| Value::from(weight.to_string()), Value::Number)
 }
@@ -244,18 +232,16 @@ fn fair_clear_weight(
     >,
     ErrorReport,
 > {
-    let (queue, key) = (
-        required("queue", queue)?,
-        required("fairness_key", fairness_key)?,
-    );
     let asked = Change {
         action: "clear_weight",
         queue,
-        key: Some(key),
+        key: fairness_key,
         new: None,
         reason,
     };
     Ok(TableIterator::new(audited(&asked, |spi| {
+        let queue = required("queue", queue)?;
+        let key = required("fairness_key", fairness_key)?;
         change(spi, queue, &[(key.to_owned(), None)], reason)
     })?))
 }
@@ -279,7 +265,6 @@ fn fair_clear_weights(
     >,
     ErrorReport,
 > {
-    let queue = required("queue", queue)?;
     let asked = Change {
         action: "clear_weights",
         queue,
@@ -288,6 +273,7 @@ fn fair_clear_weights(
         reason,
     };
     let cleared = audited(&asked, |spi| {
+        let queue = required("queue", queue)?;
         queue_name(queue)?;
         let cleared = rows(&spi.run(&sql::CLEAR_WEIGHTS, &[queue.into_datum()]));
         let old: Map<String, Value> = cleared
@@ -322,82 +308,4 @@ fn fair_weights(
     Ok(TableIterator::new(spi::connect(|spi| {
         rows(&spi.run(&sql::LIST_WEIGHTS, &[queue.into_datum()]))
     })))
-}
-
-/// The trigger function harvest_fair.admit_weight(): before a change it validates, after it the board is told.
-///
-/// # Safety
-/// Called by Postgres as a trigger.
-#[unsafe(no_mangle)]
-#[pg_guard]
-pub unsafe extern "C-unwind" fn admit_weight(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
-    // SAFETY: as Postgres calls a trigger function.
-    let data = unsafe { trigger::data(fcinfo, "harvest_fair.admit_weight()") };
-    match admit(data) {
-        Ok(tuple) => pg_sys::Datum::from(tuple),
-        Err(error) => error.raise(),
-    }
-}
-trigger::finfo!(pg_finfo_admit_weight);
-
-fn admit(data: &pg_sys::TriggerData) -> Result<pg_sys::HeapTuple, Error> {
-    let scope = Catalog::get()?.scope();
-    if Operation::of(data) == Operation::Truncate {
-        effects::on_commit(OnCommit::WeightsTruncated { scope });
-        return Ok(std::ptr::null_mut());
-    }
-    let (old, new, tuple) = trigger::versions(data);
-    let named = |tuple| {
-        (
-            trigger::column::<String>(data, tuple, 1),
-            trigger::column::<String>(data, tuple, 2),
-        )
-    };
-    if trigger::is_before(data) {
-        if let Some(new) = new {
-            let (queue, key) = named(new);
-            let queue = required("queue", queue.as_deref())?;
-            let key = required("fairness_key", key.as_deref())?;
-            queue_name(queue)?;
-            check_key(key)?;
-            check_weight(required("weight", trigger::column(data, new, 3))?)?;
-            spi::connect(|spi| check_room(spi, queue, key))?;
-        }
-        return Ok(tuple);
-    }
-    let tell = |tuple, weight: Option<f64>| {
-        if let (Some(name), Some(key)) = named(tuple) {
-            effects::on_commit(OnCommit::Override {
-                queue: QueueRef { scope, name },
-                key,
-                weight,
-            });
-        }
-    };
-    if let Some(old) = old {
-        tell(old, None);
-    }
-    if let Some(new) = new {
-        tell(new, trigger::column(data, new, 3));
-    }
-    Ok(std::ptr::null_mut())
-}
-
-/// The 1,001st override of a queue is refused, also when several sessions set one at once.
-fn check_room(spi: &spi::Spi, queue: &str, key: &str) -> Result<(), Error> {
-    spi.run(
-        &sql::LOCK_WEIGHTS,
-        &[LOCK_CLASS.into_datum(), queue.into_datum()],
-    );
-    // A statement of its own, hence a snapshot younger than the lock.
-    let others = spi
-        .run(&sql::COUNT_WEIGHTS, &[queue.into_datum(), key.into_datum()])
-        .get::<i64>(0, 1);
-    if others.unwrap_or(0) >= MAX_WEIGHTS as i64 {
-        return Err(Error::TooManyWeights {
-            queue: queue.to_owned(),
-            max: MAX_WEIGHTS,
-        });
-    }
-    Ok(())
 }

@@ -94,6 +94,8 @@ struct Fetched<H> {
     from: RowPos,
     rows: VecDeque<(Row, H)>,
     end: bool,
+    /// How many rows were asked for the last time.
+    asked: usize,
 }
 
 impl<H> Fetched<H> {
@@ -170,6 +172,7 @@ pub fn claim<B: Board, R: Rows>(
         now,
         wanted: n,
         excluded: Vec::new(),
+        keys: 1,
         held: HashSet::new(),
         taken: HashSet::new(),
         index: HashMap::new(),
@@ -219,6 +222,8 @@ struct Call<H> {
     wanted: usize,
     /// Lanes in which only held rows are left.
     excluded: Vec<LaneRef>,
+    /// Keys that were eligible at the latest pick.
+    keys: usize,
     /// Rows that somebody else held when this call tried to lock them.
     held: HashSet<RowPos>,
     /// Rows that this call has claimed.
@@ -238,6 +243,7 @@ impl<H: Clone> Call<H> {
     ) -> Option<(Pick, usize)> {
         let pick = sched.pick(queue, self.now, self.order, &self.excluded)?;
         rows.picked(&pick);
+        self.keys = sched.eligible_keys(queue);
         if let Some(&at) = self.index.get(&pick.lane()) {
             return Some((pick, at));
         }
@@ -255,6 +261,7 @@ impl<H: Clone> Call<H> {
             from: pick.cursor,
             rows: VecDeque::new(),
             end: false,
+            asked: 0,
         });
         Some((pick, self.fetched.len() - 1))
     }
@@ -287,8 +294,11 @@ impl<H: Clone> Call<H> {
                 });
                 break (first, clean);
             }
-            // At least two, so that the row after the claimed one becomes known with it.
-            let want = self.wanted.saturating_add(1).clamp(2, FETCH);
+            // The lane's share of what is wanted, and more each time that this was too little. At least two, so that the
+            // row after the claimed one becomes known with it.
+            let share = self.wanted / self.keys.max(1) + 2;
+            let want = share.max(2 * fetched.asked).min(FETCH);
+            fetched.asked = want;
             self.buffer.clear();
             fetched.end = rows.probe(&fetched.lane, fetched.rest(pick), want, &mut self.buffer)?;
             // A lane that has not ended must have given something, or this would never end.

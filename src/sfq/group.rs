@@ -147,6 +147,21 @@ impl Sched<'_> {
         if entry.is(GROUP) { slot } else { entry.group }
     }
 
+    /// The group in a tier that a key unknown there would join; [`NIL`] if there is none.
+    pub(super) fn group_to_join(
+        &self,
+        queue: u32,
+        priority: Priority,
+        key: &FairnessKey<'_>,
+    ) -> u32 {
+        let separator = self.queues.get(queue).policy.separator;
+        if separator == 0 {
+            return NIL;
+        }
+        let name = FairnessKey::trusted(group_name(key.as_bytes(), separator));
+        self.find_group(queue, priority.index() as u8, &name)
+    }
+
     /// Puts an entry that is not eligible into its group, which is made if need be. Without a slot for it the entry
     /// stays in the tier by itself.
     pub(super) fn join_group(&mut self, slot: u32) {

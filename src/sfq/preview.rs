@@ -1,11 +1,14 @@
 //! What would be claimed next, without claiming: a copy of one queue, made under the board's lock, on which the claim
 //! driver then runs without it.
 
-use super::claim::{Board, Claimed, Rows, claim};
-use super::lane::Lane;
-use super::pick::Order;
+use std::collections::HashSet;
+
+use super::claim::{self, Board, Claimed, Locked, Rows, claim};
+use super::lane::{Lane, Row, RowPos};
+use super::pick::{Charge, Order, Pick};
 use super::records::Tier;
 use super::tree::NIL;
+use super::view::GroupView;
 use super::{Error, QueueId, Sched};
 use crate::names::{FairnessKey, Priority, QueueName, Weight};
 
@@ -127,14 +130,16 @@ impl Sched<'_> {
         if limit == usize::MAX {
             return (u32::MAX, true);
         }
-        let mut count: u32 = 0;
+        let (mut count, mut behind): (u32, u32) = (0, 0);
         let mut slot = tier.node.first(&self.entries);
         while slot != NIL {
-            let behind = self.entries.get(slot).member.pass < tier.node.clock();
-            if count as usize >= limit && !behind {
+            // All of these start at the clock, so any of them may be next, whatever their number.
+            let is_behind = self.entries.get(slot).member.pass < tier.node.clock();
+            if !is_behind && (count - behind) as usize >= limit {
                 return (count, false);
             }
             count += 1;
+            behind += u32::from(is_behind);
             slot = tier.node.next(&self.entries, slot);
         }
         (count, true)
@@ -144,46 +149,172 @@ impl Sched<'_> {
 impl Copied<'_> {
     fn adopt(&mut self, source: &Sched<'_>, priority: Priority, slot: u32) {
         let entry = source.entries.get(slot);
-        let tenant = source.tenants.get(entry.tenant);
-        let key = FairnessKey::trusted(tenant.key());
+        let key = FairnessKey::trusted(source.tenants.get(entry.tenant).key());
         let (queue, latest) = (self.queue.slot, source.latest_of(entry.tenant));
         let Ok(copy) = self.sched.entry_or_new(queue, priority, &key, latest) else {
             return;
         };
-        let own = self.sched.entries.get(copy).tenant;
-        let record = self.sched.tenants.get_mut(own);
-        record.weight = tenant.weight;
-        record.bucket = tenant.bucket;
-        record.average = tenant.average;
-        record.own_weight = tenant.own_weight;
-        record.running = tenant.running;
+        self.adopt_tenant(source, entry.tenant, self.sched.entries.get(copy).tenant);
         let target = self.sched.entries.get_mut(copy);
         target.lanes = entry.lanes;
         target.front = entry.front;
-        let (group, own_group) = (entry.group, target.group);
-        if group != NIL && own_group != NIL {
-            let keys = source.entries.get(group).keys();
-            let target = self.sched.entries.get_mut(own_group);
-            if target.keys().is_empty() {
-                let mut own = target.keys();
-                own.set_clock(keys.clock());
-                target.set_keys(own);
-                target.member.pass = source.entries.get(group).member.pass;
-                let weight = source.tenants.get(source.entries.get(group).tenant).weight;
-                let own_tenant = target.tenant;
-                self.sched.tenants.get_mut(own_tenant).weight = weight;
-            }
-        }
+        self.stand_alone(entry.group, copy);
+        self.adopt_group(source, entry.group, copy);
         self.sched.with_node(copy, |node, entries| {
             node.adopt(entries, copy, &entry.member);
         });
         self.sched.count_eligible(copy, 1);
         self.sched.settle_idle(copy, latest);
     }
+
+    /// Copies what a claim aside from the order of a row of this key would meet, or a row that is put back: the key in all
+    /// tiers, and its group in this one. What is eligible has been copied with the others; a key that the board does not know
+    /// stays unknown.
+    fn adopt_key(
+        &mut self,
+        source: &Sched<'_>,
+        from: QueueId,
+        priority: Priority,
+        key: &FairnessKey<'_>,
+    ) {
+        let record = source.queue_slot(from);
+        for priority in Priority::ALL {
+            self.adopt_sleeping(source, priority, source.find_entry(record, priority, key));
+        }
+        let tenant = source.find_tenant(record, key);
+        if tenant != NIL
+            && !source.tenants.get(tenant).has_entries()
+            && let Ok(own) = self.sched.tenant_or_new(self.queue.slot, key)
+        {
+            self.adopt_tenant(source, tenant, own);
+        }
+        let group = source.group_named(record, priority, key);
+        if group != NIL && self.sched.group_named(self.queue.slot, priority, key) == NIL {
+            // A group is there as long as it has keys.
+            let mut slot = source.queues.get(record).entries.first;
+            while slot != NIL && source.entries.get(slot).group != group {
+                slot = source.entries.get(slot).siblings.next;
+            }
+            self.adopt_sleeping(source, priority, slot);
+        }
+    }
+
+    /// Copies an entry that is not eligible, if there is one.
+    fn adopt_sleeping(&mut self, source: &Sched<'_>, priority: Priority, slot: u32) {
+        let entry = source.entries.get(slot);
+        if slot == NIL || entry.member.is_eligible() {
+            return;
+        }
+        let key = FairnessKey::trusted(source.tenants.get(entry.tenant).key());
+        let (queue, latest) = (self.queue.slot, source.latest_of(entry.tenant));
+        if self.sched.find_entry(queue, priority, &key) != NIL {
+            return;
+        }
+        let Ok(copy) = self.sched.entry_or_new(queue, priority, &key, latest) else {
+            return;
+        };
+        self.adopt_tenant(source, entry.tenant, self.sched.entries.get(copy).tenant);
+        self.stand_alone(entry.group, copy);
+        self.adopt_group(source, entry.group, copy);
+        let target = self.sched.entries.get_mut(copy);
+        target.lanes = entry.lanes;
+        target.front = entry.front;
+        target.member.pass = entry.member.pass;
+        target.member.last_start = entry.member.last_start;
+        self.sched.refresh(copy, latest);
+    }
+
+    /// Gives a copied key's record what the one in the source holds.
+    fn adopt_tenant(&mut self, source: &Sched<'_>, from: u32, own: u32) {
+        let tenant = source.tenants.get(from);
+        let record = self.sched.tenants.get_mut(own);
+        record.weight = tenant.weight;
+        record.bucket = tenant.bucket;
+        record.average = tenant.average;
+        record.own_weight = tenant.own_weight;
+        record.running = tenant.running;
+    }
+
+    /// An entry for whose group there was no slot stands in its tier by itself, in the copy too.
+    fn stand_alone(&mut self, group: u32, copy: u32) {
+        if group == NIL && self.sched.entries.get(copy).group != NIL {
+            self.sched.leave_group(copy);
+        }
+    }
+
+    /// Gives the group of a copied entry the state of the one in the source, once.
+    fn adopt_group(&mut self, source: &Sched<'_>, group: u32, copy: u32) {
+        let own = self.sched.entries.get(copy).group;
+        if own == NIL || group == NIL {
+            return;
+        }
+        let theirs = source.entries.get(group);
+        let target = self.sched.entries.get_mut(own);
+        if !target.keys().is_empty() {
+            return;
+        }
+        let mut keys = target.keys();
+        keys.set_clock(theirs.keys().clock());
+        target.set_keys(keys);
+        target.member.pass = theirs.member.pass;
+        target.member.last_start = theirs.member.last_start;
+        let weight = source.tenants.get(theirs.tenant).weight;
+        let tenant = target.tenant;
+        self.sched.tenants.get_mut(tenant).weight = weight;
+    }
+}
+
+/// Rows that earlier claims of the same preview have taken are passed over: the table still shows them.
+struct Untaken<'r, R> {
+    rows: &'r mut R,
+    taken: HashSet<RowPos>,
+}
+
+impl<R: Rows> Rows for Untaken<'_, R> {
+    type Error = R::Error;
+    type Handle = R::Handle;
+
+    fn probe(
+        &mut self,
+        lane: &claim::Lane,
+        from: RowPos,
+        want: usize,
+        out: &mut Vec<(Row, R::Handle)>,
+    ) -> Result<bool, R::Error> {
+        let (before, mut from) = (out.len(), from);
+        loop {
+            let seen = out.len();
+            let end = self.rows.probe(lane, from, want, out)?;
+            let last = out.last().filter(|_| out.len() > seen);
+            let rest = last.map(|(row, _)| row.pos.after());
+            out.retain(|(row, _)| !self.taken.contains(&row.pos));
+            match rest {
+                Some(rest) if !end && out.len() == before => from = rest,
+                _ => return Ok(end),
+            }
+        }
+    }
+
+    fn lock(&mut self, handle: &R::Handle) -> Result<Locked, R::Error> {
+        self.rows.lock(handle)
+    }
+
+    fn picked(&mut self, pick: &Pick) {
+        self.rows.picked(pick);
+    }
+
+    fn settled(&mut self, charge: Option<Charge>) {
+        self.rows.settled(charge);
+    }
 }
 
 /// Makes the claims that go before the order, on a copy, and says how many they were.
 pub type Aside<'f> = dyn FnMut(&mut Sched<'_>, QueueId) -> usize + 'f;
+/// A claim of a preview; and where its group, if the key is in one, stood at the claim: its pass and lag are those at which
+/// the claim started.
+pub type Foreseen<H> = (Claimed<H>, Option<GroupView<'static>>);
+/// A row that a claim would first put back into its lane.
+pub type PutBack<'k> = (Priority, FairnessKey<'k>, u8, Row);
 
 /// The next `n` claims of a queue at the instant `now`, exactly as [`claim`] would make them, under hypothetical weights:
 /// `None` unsets. `rows` shows the rows; what it locks and is told to remember means nothing. `aside` makes the claims that
@@ -201,45 +332,120 @@ pub fn preview<B: Board, R: Rows>(
     aside: (usize, &mut Aside<'_>),
     out: &mut Vec<Claimed<R::Handle>>,
 ) -> Result<(), R::Error> {
-    let (room, aside) = aside;
-    let room = room.saturating_add(weights.len());
-    // By due time, any key may be next.
-    let mut limit = match order {
-        Order::Fair => n.saturating_add(SPARE),
-        Order::Due => usize::MAX,
-    };
-    loop {
-        let mut buffer = CopyBuffer::default();
-        let copied = board.with(|sched| {
-            sched.advance(queue, now);
-            if sched.policy(queue).aging > 0 {
-                limit = usize::MAX;
-            }
-            sched.extract(queue, limit, room, &mut buffer)
-        });
-        let Ok(mut copied) = copied else {
-            return Ok(());
+    let mut foreseen = Vec::new();
+    let (room, claims) = aside;
+    let aside: (_, _, &[PutBack<'_>], _) = (room, &[][..], &[], claims);
+    Copied::foresee(
+        board,
+        rows,
+        queue,
+        order,
+        n,
+        now,
+        weights,
+        aside,
+        &mut foreseen,
+    )?;
+    out.extend(foreseen.into_iter().map(|(claimed, _)| claimed));
+    Ok(())
+}
+
+impl Copied<'_> {
+    /// As [`preview`]. `aside`: for how many further keys to leave room; the keys of which the claims that go before the order
+    /// may take rows; the rows that a claim would first put back; and what makes the claims that go before the order.
+    #[allow(clippy::too_many_arguments)]
+    pub fn foresee<B: Board, R: Rows>(
+        board: &mut B,
+        rows: &mut R,
+        queue: QueueId,
+        order: Order,
+        n: usize,
+        now: i64,
+        weights: &[(FairnessKey<'_>, Option<Weight>)],
+        (room, keys, put_back, aside): (
+            usize,
+            &[(Priority, FairnessKey<'_>)],
+            &[PutBack<'_>],
+            &mut Aside<'_>,
+        ),
+        out: &mut Vec<Foreseen<R::Handle>>,
+    ) -> Result<(), R::Error> {
+        let mut named: Vec<(Priority, &FairnessKey<'_>)> = put_back
+            .iter()
+            .map(|(priority, key, ..)| (*priority, key))
+            .chain(keys.iter().map(|(priority, key)| (*priority, key)))
+            .collect();
+        named.sort();
+        named.dedup();
+        // Each may stand in all tiers, and bring a group or, where it is new, another key of its group along.
+        let room = room + weights.len() + (2 * Priority::COUNT + 2) * named.len();
+        // By due time, any key may be next; and where some are copied by name, others may stand between them and the first.
+        let mut limit = match order {
+            Order::Fair if named.is_empty() => n.saturating_add(SPARE),
+            _ => usize::MAX,
         };
-        for (key, weight) in weights {
-            // There is room: it was asked for.
-            let _ = copied.sched.set_override(copied.queue, key, *weight);
+        loop {
+            let mut buffer = CopyBuffer::default();
+            let copied = board.with(|sched| {
+                sched.advance(queue, now);
+                if sched.policy(queue).aging > 0 {
+                    limit = usize::MAX;
+                }
+                let mut copied = sched.extract(queue, limit, room, &mut buffer)?;
+                for (priority, key) in &named {
+                    copied.adopt_key(sched, queue, *priority, key);
+                }
+                Ok::<_, Error>(copied)
+            });
+            let Ok(mut copied) = copied else {
+                return Ok(());
+            };
+            for (key, weight) in weights {
+                // There is room: it was asked for.
+                let _ = copied.sched.set_override(copied.queue, key, *weight);
+            }
+            for (priority, key, band, row) in put_back {
+                let own = copied.queue;
+                let _ = copied.sched.note(own, *priority, key, *band, *row, now);
+            }
+            let before = out.len();
+            let first = aside(&mut copied.sched, copied.queue);
+            copied.claims(rows, order, n.saturating_sub(first), now, out)?;
+            if !copied.is_exhausted() {
+                return Ok(());
+            }
+            out.truncate(before);
+            limit = limit.saturating_mul(8);
         }
-        let before = out.len();
-        let queue = copied.queue;
-        let first = aside(&mut copied.sched, queue);
-        claim(
-            &mut copied,
-            rows,
-            queue,
-            order,
-            n.saturating_sub(first),
-            now,
-            out,
-        )?;
-        if !copied.is_exhausted() {
+    }
+
+    fn claims<R: Rows>(
+        &mut self,
+        rows: &mut R,
+        order: Order,
+        n: usize,
+        now: i64,
+        out: &mut Vec<Foreseen<R::Handle>>,
+    ) -> Result<(), R::Error> {
+        let queue = self.queue;
+        let mut claimed = Vec::new();
+        if self.sched.policy(queue).separator.is_none() {
+            claim(self, rows, queue, order, n, now, &mut claimed)?;
+            out.extend(claimed.into_iter().map(|claimed| (claimed, None)));
             return Ok(());
         }
-        out.truncate(before);
-        limit = limit.saturating_mul(8);
+        // One by one, to see where the group stands at each.
+        let mut untaken = Untaken {
+            rows,
+            taken: HashSet::new(),
+        };
+        for _ in 0..n {
+            claim(self, &mut untaken, queue, order, 1, now, &mut claimed)?;
+            let Some(claimed) = claimed.pop() else { break };
+            untaken.taken.insert(claimed.row.pos);
+            let group = self.sched.group_at_claim(claimed.charge.entry);
+            out.push((claimed, group.filter(|_| order == Order::Fair)));
+        }
+        Ok(())
     }
 }

@@ -80,23 +80,21 @@ impl Sched<'_> {
     /// The pass that a key would be charged at now: its own, or the clock if it is behind or unknown. Of a key in a group,
     /// the group's.
     pub fn pass_of(&self, queue: QueueId, priority: Priority, key: &FairnessKey<'_>) -> Ticks {
-        let slot = match self.queue_slot(queue) {
-            NIL => NIL,
-            queue => self.find_entry(queue, priority, key),
-        };
         let clock = self.clock(queue, priority);
-        if slot == NIL {
-            clock
-        } else {
-            {
-                let entry = self.entries.get(slot);
-                let group = if entry.group == NIL {
-                    slot
-                } else {
-                    entry.group
-                };
-                self.entries.get(group).member.pass.max(clock)
-            }
+        let queue = self.queue_slot(queue);
+        if queue == NIL {
+            return clock;
+        }
+        let slot = match self.find_entry(queue, priority, key) {
+            NIL => self.group_to_join(queue, priority, key),
+            slot => match self.entries.get(slot).group {
+                NIL => slot,
+                group => group,
+            },
+        };
+        match slot {
+            NIL => clock,
+            slot => self.entries.get(slot).member.pass.max(clock),
         }
     }
 

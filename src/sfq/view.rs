@@ -6,7 +6,7 @@ use super::lane::Lane;
 use super::records::{DIRTY, Entry, GROUP, IDLE, QueueRec, TIMED, Tenant};
 use super::tree::NIL;
 use super::wake::{Survey, survey};
-use super::{QueueId, Sched, Ticks};
+use super::{EntryId, QueueId, Sched, Ticks};
 use crate::names::{FairnessKey, Priority};
 
 /// One key in one tier.
@@ -168,6 +168,69 @@ impl Sched<'_> {
             wake: entry.is(TIMED).then_some(entry.wake),
             in_flight: entry.in_flight,
             dirty: entry.is(DIRTY),
+        })
+    }
+
+    /// The group that a key of a tier is in, or would be in.
+    pub(super) fn group_named(&self, queue: u32, priority: Priority, key: &FairnessKey<'_>) -> u32 {
+        let separator = self.queues.get(queue).policy.separator;
+        if separator == 0 {
+            return NIL;
+        }
+        let name = FairnessKey::trusted(group_name(key.as_bytes(), separator));
+        let tenant = self.tenants.get(self.find_tenant(queue, &name));
+        let slot = *tenant.entries.get(priority.index()).unwrap_or(&NIL);
+        let entry = self.entries.get(slot);
+        if entry.is(GROUP) { slot } else { entry.group }
+    }
+
+    /// The group of a key in a tier, as a claim would find it: one that the board does not know starts at the clock.
+    pub fn group_of(
+        &self,
+        queue: QueueId,
+        priority: Priority,
+        key: &FairnessKey<'_>,
+    ) -> Option<GroupView<'static>> {
+        let record = self.queue_slot(queue);
+        let queue = self.queues.get(record);
+        let separator = queue.policy.separator;
+        let slot = match self.find_entry(record, priority, key) {
+            NIL => self.group_named(record, priority, key),
+            slot => self.entries.get(slot).group,
+        };
+        let clock = queue.tiers.get(priority.index())?.node.clock();
+        let pass = self.entries.get(slot).member.pass.max(clock);
+        let name = group_name(key.as_bytes(), separator);
+        (separator != 0).then(|| GroupView {
+            name: FairnessKey::trusted(name).into_owned(),
+            weight: self.weight_in_force(self.entries.get(slot).tenant, None),
+            pass: if slot == NIL { clock } else { pass },
+            clock,
+            lag: if slot == NIL {
+                Ticks::ZERO
+            } else {
+                pass.minus(clock)
+            },
+        })
+    }
+
+    /// The group of an entry as its latest claim found it, if nothing has happened in it since.
+    pub(super) fn group_at_claim(&self, entry: EntryId) -> Option<GroupView<'static>> {
+        let slot = self.entry_slot(entry);
+        let queue = self
+            .queues
+            .get(self.tenants.get(self.entries.get(slot).tenant).queue);
+        let view = self.group_view(queue, slot)?;
+        let start = self
+            .entries
+            .get(self.entries.get(slot).group)
+            .member
+            .last_start;
+        Some(GroupView {
+            name: view.name.into_owned(),
+            pass: start,
+            lag: start.minus(view.clock),
+            ..view
         })
     }
 

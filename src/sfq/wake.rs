@@ -219,6 +219,11 @@ impl Sched<'_> {
         (next != i64::MAX).then_some(next)
     }
 
+    /// How many keys are eligible, over all tiers.
+    pub(super) fn eligible_keys(&self, queue: QueueId) -> usize {
+        self.queues.get(self.queue_slot(queue)).eligible as usize
+    }
+
     /// Whether anything can be picked, as of the last [`Sched::advance`].
     pub fn has_eligible(&self, queue: QueueId) -> bool {
         let queue = self.queues.get(self.queue_slot(queue));

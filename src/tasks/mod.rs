@@ -1,6 +1,7 @@
 //! The life of a task in the table: admitted, claimed, settled, or taken back.
 //!
-//! - [`table`]: the task table, read directly ([`catalog`]: where it is; `scan_keys`: where a scan begins)
+//! - [`table`]: the task table, read directly ([`catalog`]: where it is; `scan_keys`: where a scan begins; `row_locks`: who
+//!   holds a row)
 //! - [`statements`]: the task table, written through SQL
 //! - [`admit`]: the row trigger
 //! - [`load`]: what the board knows of a queue, read from the tables
@@ -16,6 +17,7 @@ pub mod functions;
 pub mod hand_over;
 pub mod load;
 pub mod reap;
+mod row_locks;
 mod scan_keys;
 pub mod settle;
 pub mod statements;
@@ -26,6 +28,7 @@ use pgrx::pg_sys;
 use pgrx::prelude::ToIsoString;
 
 use crate::errors::{Error, quoted};
+use crate::names;
 
 const MICROS_PER_DAY: i64 = 86_400_000_000;
 const DAYS_PER_MONTH: i64 = 30;
@@ -61,17 +64,10 @@ pub fn timestamp(micros: i64) -> pg_sys::Datum {
     pg_sys::Datum::from(shown(micros))
 }
 
-/// Checks the name of a worker: 1 to 255 bytes, not blank, no control character.
+/// Checks the name of a worker as given.
 pub fn check_worker(worker: &str) -> Result<(), Error> {
-    let bad = worker.is_empty()
-        || worker.len() > 255
-        || worker.chars().any(char::is_control)
-        || worker.chars().all(char::is_whitespace);
-    if bad {
-        Err(Error::Worker {
-            value: worker.to_owned(),
-        })
-    } else {
-        Ok(())
-    }
+    names::check_worker(worker).map_err(|broken| Error::Name {
+        value: worker.to_owned(),
+        broken,
+    })
 }

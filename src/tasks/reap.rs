@@ -3,12 +3,14 @@
 use pgrx::IntoDatum;
 use pgrx::pg_sys;
 
+use super::catalog::column;
 use super::load::NEVER;
 use super::statements as sql;
 use super::table::{TaskTable, Tid, TupleLock};
 use super::timestamp;
-use crate::board::{self, QueueRef, effects};
-use crate::sfq::QueueId;
+use crate::board::{self, QueueRef, effects, stored_priority};
+use crate::names::Priority;
+use crate::sfq::{QueueId, Row};
 use crate::spi::{self, Statement};
 
 /// Rows taken back in one go; the rest follows at the next claim.
@@ -87,6 +89,67 @@ pub fn reap(table: &TaskTable, queue: QueueId, name: &QueueRef, now: i64) -> boo
         effects::reaped_nothing();
     }
     reaped
+}
+
+/// A row that [`reap`] would put back.
+pub struct PutBack {
+    pub tid: Tid,
+    pub row: Row,
+    pub priority: Priority,
+    pub key: String,
+    pub band: u8,
+    /// The worker that it would still be pinned to.
+    pub pinned_to: Option<String>,
+}
+
+/// What [`reap`] would put back at `now`, without doing it.
+pub fn foresee(table: &TaskTable, queue: QueueId, name: &QueueRef, now: i64) -> Vec<PutBack> {
+    let (leases, pins) =
+        board::with(|sched| (sched.lease_due(queue) <= now, sched.unpin_due(queue) <= now));
+    let mut back = Vec::new();
+    let put_back = |tid: Tid, band: u8| {
+        let ended = pins
+            && table
+                .micros(column::STICKY_UNTIL)
+                .is_some_and(|at| at <= now);
+        PutBack {
+            tid,
+            row: table.row(),
+            priority: stored_priority(table.get(column::PRIORITY).unwrap_or(3)),
+            key: table.get(column::FAIRNESS_KEY).unwrap_or_default(),
+            band,
+            pinned_to: table.get(column::STICKY_WORKER).filter(|_| !ended),
+        }
+    };
+    if leases {
+        let mut seen = 0;
+        table.leases(&name.name, |row| {
+            let ended = row.micros(column::LEASE_UNTIL).is_some_and(|at| at <= now);
+            if !ended || seen == BATCH {
+                return false;
+            }
+            seen += 1;
+            let attempts = (
+                row.get::<i32>(column::ATTEMPT),
+                row.get::<i32>(column::MAX_ATTEMPTS),
+            );
+            if attempts.0 < attempts.1 {
+                back.push(put_back(row.tid(), 0));
+            }
+            true
+        });
+    }
+    if pins {
+        let mut seen = 0;
+        table.pins(&name.name, |tid, until| {
+            if until.is_some_and(|at| at <= now) && seen < BATCH {
+                seen += 1;
+                let band = u8::from(table.get(column::NEW_START).unwrap_or(false));
+                back.push(put_back(tid, band));
+            }
+        });
+    }
+    back
 }
 
 /// Locks those of the rows that nobody holds.

@@ -35,7 +35,7 @@ macro_rules! claim_sql {
         concat!(
             "UPDATE harvest_fair.task SET state = 'running', worker = $2, attempt = attempt OPERATOR(pg_catalog.+) 1, \
              lease = coalesce(lease, 0) OPERATOR(pg_catalog.+) 1, lease_until = $3, started_at = $4, \
-             finished_at = NULL, charged = $5, new_start = false WHERE ctid ",
+             finished_at = NULL, charged = $5 WHERE ctid ",
             $condition,
             " RETURNING id, queue, fairness_key, priority, payload, attempt, lease, lease_until, scheduled_at, parent_id"
         )
@@ -53,9 +53,10 @@ pub static CLAIM_MANY: Statement = Statement {
     args: &[TIDS, TEXT, TIME, TIME, FLOAT8],
 };
 
-/// Ends locked tasks that their workers have completed.
+/// Ends locked tasks that their workers have completed. Like every end of a claim but a release, it makes the claim a kept
+/// one, after which a task is no new start.
 pub static COMPLETE: Statement = Statement {
-    sql: "UPDATE harvest_fair.task SET state = 'completed', finished_at = $2, lease_until = NULL \
+    sql: "UPDATE harvest_fair.task SET state = 'completed', finished_at = $2, lease_until = NULL, new_start = false \
           WHERE ctid OPERATOR(pg_catalog.=) ANY ($1)",
     args: &[TIDS, TIME],
 };
@@ -63,13 +64,14 @@ pub static COMPLETE: Statement = Statement {
 /// Puts a locked task back after a failure.
 pub static RETRY_LATER: Statement = Statement {
     sql: "UPDATE harvest_fair.task SET state = 'pending', scheduled_at = $2, last_error = $3, worker = NULL, \
-          lease_until = NULL WHERE ctid OPERATOR(pg_catalog.=) $1",
+          lease_until = NULL, new_start = false WHERE ctid OPERATOR(pg_catalog.=) $1",
     args: &[TID, TIME, TEXT],
 };
 
 /// Ends a locked task that has failed for good.
 pub static FAIL: Statement = Statement {
-    sql: "UPDATE harvest_fair.task SET state = 'failed', finished_at = $2, last_error = $3, lease_until = NULL \
+    sql: "UPDATE harvest_fair.task SET state = 'failed', finished_at = $2, last_error = $3, lease_until = NULL, \
+          new_start = false \
           WHERE ctid OPERATOR(pg_catalog.=) $1",
     args: &[TID, TIME, TEXT],
 };
@@ -106,7 +108,7 @@ pub static REAP: Statement = Statement {
           state = CASE WHEN attempt OPERATOR(pg_catalog.>=) max_attempts THEN 'failed'::harvest_fair.task_state \
                        ELSE 'pending'::harvest_fair.task_state END, \
           finished_at = CASE WHEN attempt OPERATOR(pg_catalog.>=) max_attempts THEN $2 END, \
-          last_error = 'lease expired', worker = NULL, lease_until = NULL \
+          last_error = 'lease expired', worker = NULL, lease_until = NULL, new_start = false \
           WHERE ctid OPERATOR(pg_catalog.=) ANY ($1)",
     args: &[TIDS, TIME],
 };
@@ -220,6 +222,21 @@ pub static AUDIT_REFUSED: Statement = Statement {
     sql: "INSERT INTO harvest_fair.audit (at, actor, action, queue, fairness_key, new, reason, status, error) \
           VALUES ($1, $2, $3, $4, $5, $6, $7, 'rejected', $8)",
     args: &[TIME, TEXT, TEXT, TEXT, TEXT, JSONB, TEXT, TEXT],
+};
+
+/// Writes the audit of a TRUNCATE of all overrides: a row for each queue that has some.
+pub static AUDIT_TRUNCATED_WEIGHTS: Statement = Statement {
+    sql: "INSERT INTO harvest_fair.audit (action, queue, old) \
+          SELECT 'truncate_weight', w.queue, pg_catalog.jsonb_object_agg(w.fairness_key, w.weight) \
+          FROM harvest_fair.weight w GROUP BY w.queue ORDER BY w.queue",
+    args: &[],
+};
+
+/// Writes the audit of a TRUNCATE of all settings: a row for each queue that has some.
+pub static AUDIT_TRUNCATED_SETTINGS: Statement = Statement {
+    sql: "INSERT INTO harvest_fair.audit (action, queue, old) \
+          SELECT 'truncate_queue', q.queue, q.settings FROM harvest_fair.queue q ORDER BY q.queue",
+    args: &[],
 };
 
 /// Makes sure that a queue has a row of settings, and locks it.

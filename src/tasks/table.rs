@@ -4,6 +4,8 @@
 //! own snapshot is older than the lane generation that the claim has read, and would lose a wake-up) and locked with
 //! `table_tuple_lock`. They are only ever written through SPI.
 
+use std::cell::Cell;
+
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
@@ -48,8 +50,30 @@ pub enum TupleLock {
 /// The task table, open for the length of one call.
 pub struct TaskTable {
     pub catalog: Catalog,
-    table: pg_sys::Relation,
-    slot: *mut pg_sys::TupleTableSlot,
+    pub(super) table: pg_sys::Relation,
+    pub(super) slot: *mut pg_sys::TupleTableSlot,
+    /// The scan made last, kept for the next one: to open and close one costs as much as to use it.
+    idle: Cell<Option<IndexScan>>,
+}
+
+/// A scan of an index with so many keys, between two uses.
+#[derive(Clone, Copy)]
+struct IndexScan {
+    oid: pg_sys::Oid,
+    count: i32,
+    index: pg_sys::Relation,
+    scan: pg_sys::IndexScanDesc,
+}
+
+impl IndexScan {
+    fn close(self) {
+        // SAFETY: both were opened in `TaskTable::scan`, and whoever has the only copy closes them.
+        unsafe {
+            pg_sys::index_endscan(self.scan);
+            // The table's lock is enough to keep the index.
+            pg_sys::index_close(self.index, pg_sys::AccessShareLock as i32);
+        }
+    }
 }
 
 impl Drop for TaskTable {
@@ -57,6 +81,9 @@ impl Drop for TaskTable {
         // While an ERROR unwinds, Postgres' resource owner closes what is open.
         if std::thread::panicking() {
             return;
+        }
+        if let Some(scan) = self.idle.take() {
+            scan.close();
         }
         // SAFETY: both were opened in `open` and are closed once.
         unsafe {
@@ -84,6 +111,7 @@ impl TaskTable {
                 catalog,
                 table,
                 slot,
+                idle: Cell::new(None),
             })
         }
     }
@@ -97,17 +125,23 @@ impl TaskTable {
         mut each: impl FnMut(&TaskTable, pg_sys::Snapshot) -> bool,
     ) -> bool {
         let mut ended = false;
-        // SAFETY: the snapshot is registered for the whole scan; index and scan are closed before it is given back;
-        // the row comparison's members live in `keys` through the scan.
+        let count = keys.keys.len() as i32;
+        // SAFETY: the snapshot is registered while the scan is in use, and the scan gets it before it starts anew; the row
+        // comparison's members live in `keys` through the scan; the scan stays open with its index until `close`.
         unsafe {
             let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
-            let index = pg_sys::index_open(index, pg_sys::AccessShareLock as i32);
-            let count = keys.keys.len() as i32;
-            let scan = pg_compat::index_beginscan(self.table, index, snapshot, count);
-            pg_sys::index_rescan(scan, keys.keys.as_mut_ptr(), count, std::ptr::null_mut(), 0);
+            let open = self.scan_of(index, count, snapshot);
+            (*open.scan).xs_snapshot = snapshot;
+            pg_sys::index_rescan(
+                open.scan,
+                keys.keys.as_mut_ptr(),
+                count,
+                std::ptr::null_mut(),
+                0,
+            );
             loop {
                 if !pg_sys::index_getnext_slot(
-                    scan,
+                    open.scan,
                     pg_sys::ScanDirection::ForwardScanDirection,
                     self.slot,
                 ) {
@@ -118,12 +152,40 @@ impl TaskTable {
                     break;
                 }
             }
-            pg_sys::index_endscan(scan);
-            // The table's lock is enough to keep the index.
-            pg_sys::index_close(index, pg_sys::AccessShareLock as i32);
+            if let Some(other) = self.idle.replace(Some(open)) {
+                other.close();
+            }
             pg_sys::UnregisterSnapshot(snapshot);
         }
         ended
+    }
+
+    /// The idle scan, if it is of this kind, else a new one.
+    ///
+    /// # Safety
+    /// The snapshot is a registered one.
+    unsafe fn scan_of(
+        &self,
+        oid: pg_sys::Oid,
+        count: i32,
+        snapshot: pg_sys::Snapshot,
+    ) -> IndexScan {
+        match self.idle.take() {
+            Some(scan) if (scan.oid, scan.count) == (oid, count) => return scan,
+            Some(scan) => scan.close(),
+            None => {}
+        }
+        // SAFETY: the table is open and locked, so the index is there.
+        unsafe {
+            let index = pg_sys::index_open(oid, pg_sys::AccessShareLock as i32);
+            let scan = pg_compat::index_beginscan(self.table, index, snapshot, count);
+            IndexScan {
+                oid,
+                count,
+                index,
+                scan,
+            }
+        }
     }
 
     /// A column of the row in the slot.
@@ -318,6 +380,15 @@ impl TaskTable {
         (expired, next)
     }
 
+    /// Visits the running tasks of a queue in the order in which their leases end, until `each` says stop.
+    pub fn leases(&self, queue: &str, mut each: impl FnMut(&TaskTable) -> bool) {
+        self.scan(
+            self.catalog.lease,
+            Keys::new().text(1, queue),
+            |table, _| each(table),
+        );
+    }
+
     /// Visits the key of each running task of a queue.
     pub fn running(&self, queue: &str, mut each: impl FnMut(&str)) {
         self.scan(
@@ -396,47 +467,5 @@ impl TaskTable {
             false
         });
         found
-    }
-
-    /// Locks a row version for an update; never waits.
-    pub fn lock_or_skip(&self, tid: Tid) -> TupleLock {
-        self.lock(tid, pg_sys::LockWaitPolicy::LockWaitSkip, 0)
-    }
-
-    /// Locks the newest version of a row for an update; waits for whoever holds it. The slot then holds it.
-    pub fn lock_newest(&self, tid: Tid) -> TupleLock {
-        self.lock(
-            tid,
-            pg_sys::LockWaitPolicy::LockWaitBlock,
-            pg_sys::TUPLE_LOCK_FLAG_FIND_LAST_VERSION as u8,
-        )
-    }
-
-    fn lock(&self, mut tid: Tid, policy: pg_sys::LockWaitPolicy::Type, flags: u8) -> TupleLock {
-        let mut failure = pg_sys::TM_FailureData::default();
-        // SAFETY: the table is open with a writer's lock; the snapshot is registered during the call.
-        let result = unsafe {
-            let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
-            let result = pg_sys::table_tuple_lock(
-                self.table,
-                &mut tid,
-                snapshot,
-                self.slot,
-                pg_sys::GetCurrentCommandId(true),
-                pg_sys::LockTupleMode::LockTupleNoKeyExclusive,
-                policy,
-                flags,
-                &mut failure,
-            );
-            pg_sys::UnregisterSnapshot(snapshot);
-            result
-        };
-        match result {
-            pg_sys::TM_Result::TM_Ok => TupleLock::Locked(self.tid()),
-            pg_sys::TM_Result::TM_WouldBlock | pg_sys::TM_Result::TM_BeingModified => {
-                TupleLock::Held
-            }
-            _ => TupleLock::Gone,
-        }
     }
 }

@@ -38,14 +38,14 @@ CREATE FUNCTION tasks() RETURNS text LANGUAGE sql AS $$
     FROM harvest_fair.task WHERE queue = q()
 $$;
 
--- How far each key is ahead of the clock: what open claims charge shows to all.
+-- How far keys are ahead of the clock: what open claims charge shows to all. Not the others, which the board may forget.
 CREATE FUNCTION lags() RETURNS text LANGUAGE sql AS $$
-    SELECT string_agg(fairness_key || ' ' || lag, ', ' ORDER BY fairness_key) FROM fair_lag(q())
+    SELECT coalesce(string_agg(fairness_key || ' ' || lag, ', ' ORDER BY fairness_key), 'none') FROM fair_lag(q()) WHERE lag > 0
 $$;
 
 -- How many tasks of a key count as running.
 CREATE FUNCTION runs() RETURNS text LANGUAGE sql AS $$
-    SELECT string_agg(fairness_key || ' ' || running, ', ' ORDER BY fairness_key) FROM fair_state(q())
+    SELECT coalesce(string_agg(fairness_key || ' ' || running, ', ' ORDER BY fairness_key), 'none') FROM fair_state(q()) WHERE running > 0
 $$;
 
 -- How many tasks of a key may run at once. (isolationtester takes no closing brace inside a step.)

@@ -395,6 +395,21 @@ fn groups_share_by_their_weights_and_keys_within_them_by_theirs() {
 }
 
 #[test]
+fn a_key_that_is_new_to_its_group_stands_where_the_group_does() {
+    let mut shop = configured(grouped());
+    for name in ["a/x", "b/x"] {
+        shop.enqueue(name, 9);
+    }
+    shop.weigh("a", 0.1);
+    let queue = shop.queue;
+    assert_eq!(shop.keys(2, 1), ["a/x", "b/x"]);
+    let mut pass_of = |name| shop.board.sched().pass_of(queue, priority(3), &key(name));
+    assert_eq!(pass_of("a/x"), pass_of("a/new"));
+    assert!(pass_of("a/new") > pass_of("b/new"));
+    assert!(pass_of("b/new") > pass_of("c/new"));
+}
+
+#[test]
 fn the_separator_may_change_with_a_backlog() {
     let mut shop = Shop::default();
     let names = ["a", "a/x", "a/y", "b/x", "c:d/x", "", "/z"];

@@ -1,5 +1,7 @@
 //! One private server: start, stop, restart, crash.
 
+mod successors;
+
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -114,7 +116,12 @@ pub struct Cluster {
 impl Cluster {
     /// Makes a cluster, starts its server and waits until it takes connections.
     pub fn start(options: Options) -> Cluster {
-        let cluster = Cluster::make(&options, false);
+        Cluster::start_on(Environment::get(), options)
+    }
+
+    /// The same with the programs of another Postgres of the same version.
+    pub fn start_on(environment: &'static Environment, options: Options) -> Cluster {
+        let cluster = Cluster::make(environment, &options, false);
         cluster.start_server();
         cluster
     }
@@ -132,23 +139,26 @@ impl Cluster {
         options: impl FnOnce() -> Options,
     ) -> &'static Cluster {
         cell.get_or_init(|| {
-            let cluster = Cluster::make(&options(), true);
+            let cluster = Cluster::make(Environment::get(), &options(), true);
             cluster.start_server();
             cluster
         })
     }
 
-    fn make(options: &Options, shared: bool) -> Cluster {
-        let environment = Environment::get();
+    fn make(environment: &'static Environment, options: &Options, shared: bool) -> Cluster {
         let template = template(environment);
-        Cluster::make_from(options, shared, |data| {
+        Cluster::make_from(environment, options, shared, |data| {
             environment.run(environment.command("cp").arg("-a").arg(&template).arg(data));
         })
     }
 
     /// `fill` makes the data directory.
-    fn make_from(options: &Options, shared: bool, fill: impl FnOnce(&Path)) -> Cluster {
-        let environment = Environment::get();
+    fn make_from(
+        environment: &'static Environment,
+        options: &Options,
+        shared: bool,
+        fill: impl FnOnce(&Path),
+    ) -> Cluster {
         let directory = environment.make_directory(environment.base(), "c");
         let socket_dir = environment.make_directory(environment.sockets(), "s");
         let data = directory.join("data");
@@ -164,35 +174,6 @@ impl Cluster {
         };
         cluster.append_conf(&options.as_conf(&cluster.socket_dir));
         cluster
-    }
-
-    /// A standby of this server: started, and following it.
-    pub fn standby(&self, options: Options) -> Cluster {
-        let copy = |data: &Path| {
-            self.environment.run(
-                self.environment
-                    .command(self.environment.program("pg_basebackup"))
-                    .args([
-                        "--write-recovery-conf",
-                        "--checkpoint=fast",
-                        "--no-sync",
-                        "-U",
-                        "postgres",
-                        "-h",
-                    ])
-                    .arg(&self.socket_dir)
-                    .arg("-D")
-                    .arg(data),
-            );
-        };
-        let standby = Cluster::make_from(&options, false, copy);
-        standby.start_server();
-        standby
-    }
-
-    /// Makes a standby the primary, and waits until it is.
-    pub fn promote(&self) {
-        self.environment.run(self.pg_ctl("promote").arg("-w"));
     }
 
     /// Appends lines to postgresql.conf; they count from the next reload or restart on.
@@ -425,13 +406,7 @@ fn template(environment: &Environment) -> PathBuf {
     }
     let fresh = environment.make_directory(environment.base(), "initdb");
     let data = fresh.join("data");
-    environment.run(
-        environment
-            .command(environment.program("initdb"))
-            .args(["--no-sync", "--auth=trust", "--username=postgres"])
-            .args(["--encoding=UTF8", "--locale=C", "-D"])
-            .arg(&data),
-    );
+    environment.run(initdb(environment).arg("-D").arg(&data));
     // Renamed into place, so that nobody ever sees half a template; another process may have been faster.
     let renamed = environment
         .command("mv")
@@ -445,4 +420,12 @@ fn template(environment: &Environment) -> PathBuf {
     );
     environment.run(environment.command("rm").arg("-rf").arg(&fresh));
     template
+}
+
+fn initdb(environment: &Environment) -> Command {
+    let mut command = environment.command(environment.program("initdb"));
+    command
+        .args(["--no-sync", "--auth=trust", "--username=postgres"])
+        .args(["--encoding=UTF8", "--locale=C"]);
+    command
 }

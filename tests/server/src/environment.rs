@@ -11,6 +11,7 @@ use std::sync::OnceLock;
 const LONGEST_SOCKET_DIR: usize = 107 - "/.s.PGSQL.5432".len();
 
 /// Where server programs are, who runs them, and the directory below which clusters are made.
+#[derive(Clone)]
 pub struct Environment {
     bindir: PathBuf,
     run_as: Vec<String>,
@@ -31,7 +32,7 @@ impl Environment {
             Some(dir) => PathBuf::from(dir),
             None => PathBuf::from(output_of(Command::new("pg_config").arg("--bindir"))),
         };
-        let version = output_of(Command::new(bindir.join("postgres")).arg("--version"));
+        let version = version_of(&bindir);
         let run_as = run_as();
         let (base, sockets) = directories(&run_as);
         Environment {
@@ -41,6 +42,21 @@ impl Environment {
             sockets,
             version,
         }
+    }
+
+    /// Another Postgres, by its `bin` directory. Never freed: few tests ask for one.
+    pub fn with_bindir(&self, bindir: PathBuf) -> &'static Environment {
+        let version = version_of(&bindir);
+        Box::leak(Box::new(Environment {
+            bindir,
+            version,
+            ..self.clone()
+        }))
+    }
+
+    /// What `pg_config` says.
+    pub fn pg_config(&self, what: &str) -> String {
+        output_of(self.command(self.program("pg_config")).arg(what))
     }
 
     /// The major version, such as 18.
@@ -78,6 +94,11 @@ impl Environment {
         &self.sockets
     }
 
+    /// Where Postgres' own programs are.
+    pub fn bindir(&self) -> &Path {
+        &self.bindir
+    }
+
     /// The path of one of Postgres' own programs.
     pub fn program(&self, name: &str) -> PathBuf {
         self.bindir.join(name)
@@ -105,6 +126,10 @@ impl Environment {
                 .arg(parent.join(format!("{name}-XXXXXX"))),
         ))
     }
+}
+
+fn version_of(bindir: &Path) -> String {
+    output_of(Command::new(bindir.join("postgres")).arg("--version"))
 }
 
 fn prefixed(prefix: &[String], program: impl AsRef<OsStr>) -> Command {

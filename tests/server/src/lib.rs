@@ -9,6 +9,7 @@ mod cluster;
 mod database;
 mod environment;
 mod errors;
+mod prefix;
 mod queue;
 mod watchdog;
 
@@ -16,6 +17,7 @@ pub use cluster::{Cluster, Options, Shutdown};
 pub use database::{Database, pid_of};
 pub use environment::Environment;
 pub use errors::{Refusal, expect_error, expect_refusal, sqlstate_of};
+pub use prefix::{Prefix, install};
 pub use queue::{
     ClaimedTask, claim, claim_one, claim_waiting, complete, count, enqueue, flood, keys_of, one,
     pending, running, try_claim, try_claim_waiting,

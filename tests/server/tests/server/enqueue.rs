@@ -37,7 +37,7 @@ fn an_enqueued_task_arrives_with_everything_that_was_said_about_it() {
     );
     assert_eq!(
         task_field(&mut client, id, told).unwrap(),
-        "quota f 7 running w"
+        "quota t 7 running w"
     );
 }
 

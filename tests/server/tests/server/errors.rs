@@ -71,10 +71,10 @@ const ORDINARY: &[Case] = &[
          CREATE TRIGGER swallow BEFORE INSERT ON harvest_fair.task FOR EACH ROW EXECUTE FUNCTION swallow();
          SELECT fair_enqueue('q')",
     ),
-    ("Worker", "SELECT fair_claim('q', '')"),
-    ("Worker", r"SELECT fair_claim_by_id(1, E'w\x07')"),
+    ("Name Blank", "SELECT fair_claim('q', '')"),
+    ("Name Control", r"SELECT fair_claim_by_id(1, E'w\x07')"),
     (
-        "Worker",
+        "Name TooLong",
         "SELECT fair_enqueue('q', sticky_worker => repeat('w', 256))",
     ),
     ("MaxTasks", "SELECT fair_claim('q', 'w', 0)"),
@@ -193,7 +193,24 @@ const ORDINARY: &[Case] = &[
         "WeightType",
         r#"SELECT fair_set_weights('q', '{"k": "2"}')"#,
     ),
-    // The three that are raised by SQL.
+    (
+        "Altered",
+        "ALTER INDEX harvest_fair.task_lane RENAME TO lane; SELECT fair_claim('q', 'w')",
+    ),
+    (
+        "Altered",
+        "ALTER TABLE harvest_fair.task RENAME COLUMN last_error TO error; SELECT fair_claim('q', 'w')",
+    ),
+    (
+        "Altered",
+        "ALTER TABLE harvest_fair.task ALTER COLUMN attempt TYPE bigint; SELECT fair_claim('q', 'w')",
+    ),
+    (
+        "Altered",
+        "ALTER TYPE harvest_fair.task_state RENAME VALUE 'failed' TO 'lost';
+         ALTER TABLE harvest_fair.task SET (fillfactor = 90); SELECT fair_claim('q', 'w')",
+    ),
+    // Those that are raised by SQL.
     ("RAISE", "SELECT fair_grant(NULL, 'worker')"),
     ("RAISE", "SELECT fair_grant('postgres', NULL)"),
     ("RAISE", "SELECT fair_grant('postgres', 'emperor')"),

@@ -262,3 +262,152 @@ fn switching_groups_on_a_full_board_loses_nothing() {
     assert_all_different(&all);
     assert_eq!(all.len(), 85);
 }
+
+/// `fair_state` with its groups: "key group weight pass lag | pass within, lag within", by key.
+#[track_caller]
+fn group_states(client: &mut Client) -> Vec<String> {
+    client
+        .query(
+            "SELECT concat_ws(' ', fairness_key, coalesce(fairness_group, '-'), coalesce(group_weight::text, '-'),
+                              coalesce(group_pass::text, '-'), coalesce(group_lag::text, '-'), '|', pass, lag)
+             FROM fair_state('q') ORDER BY fairness_key",
+            &[],
+        )
+        .unwrap()
+        .iter()
+        .map(|row| row.get(0))
+        .collect()
+}
+
+#[test]
+fn the_state_shows_each_key_s_group_and_where_it_stands() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    for key in ["a/p", "a/q", "v"] {
+        flood(&mut client, "q", key, 50, "1 hour");
+    }
+    assert_eq!(
+        group_states(&mut client),
+        ["a/p - - - - | 0 0", "a/q - - - - | 0 0", "v - - - - | 0 0"]
+    );
+    configure(&mut client, "q", SEPARATED);
+    execute(
+        &mut client,
+        r#"SELECT fair_set_weights('q', '{"a": 2, "a/q": 4}')"#,
+    );
+    let keys: Vec<String> = claims(&mut client, "q", 4, 1)
+        .into_iter()
+        .map(|task| task.key)
+        .collect();
+    assert_eq!(keys, ["a/p", "v", "a/q", "a/q"]);
+    assert_eq!(
+        group_states(&mut client),
+        [
+            // Three claims at weight 2; the last one started at 1, which is the clock.
+            "a/p a 2 1.5 0.5 | 1 0.75",
+            "a/q a 2 1.5 0.5 | 0.5 0.25",
+            "v v 1 1 0 | 1 1",
+        ]
+    );
+    configure(&mut client, "q", r#"{"group_separator": null}"#);
+    assert!(
+        group_states(&mut client)
+            .iter()
+            .all(|row| row.contains(" - - - - |"))
+    );
+}
+
+#[test]
+fn the_preview_gives_the_group_s_lag_and_pass_and_the_key_s_within_it() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    configure(&mut client, "q", SEPARATED);
+    execute(&mut client, r#"SELECT fair_set_weights('q', '{"a": 2}')"#);
+    for key in ["a/p", "a/q", "v"] {
+        flood(&mut client, "q", key, 50, "1 hour");
+    }
+    execute(
+        &mut client,
+        "SELECT fair_enqueue('q', fairness_key => 'a/q', sticky_worker => 'w')",
+    );
+    let (lines, _) = preview_then_claim(&mut client, "q", "w", 5);
+    let reasons: Vec<&str> = lines.iter().map(|line| line.reason.as_str()).collect();
+    assert_eq!(
+        reasons,
+        [
+            "pinned to w, group a: lag 0, pass 0, key: lag 0, pass 0",
+            "priority 3, group v: lag 0, pass 0, key: lag 0, pass 0",
+            "priority 3, group a: lag 0, pass 0.5, key: lag 0, pass 0",
+            "priority 3, group a: lag 0, pass 1, key: lag 0, pass 1",
+            "priority 3, group v: lag 0, pass 1, key: lag 0, pass 1",
+        ]
+    );
+}
+
+#[test]
+fn an_orderly_restart_keeps_the_shares_of_groups_and_of_the_keys_in_them() {
+    let cluster = Cluster::start(Options::new());
+    let db = cluster.database();
+    let mut client = db.connect();
+    configure(&mut client, "q", SEPARATED);
+    execute(
+        &mut client,
+        r#"SELECT fair_set_weights('q', '{"a": 3, "a/1": 2, "v/x": 0.5}')"#,
+    );
+    for key in ["a/1", "a/2", "a/3", "v/x", "v/y", "solo"] {
+        flood(&mut client, "q", key, 100, "1 hour");
+    }
+    claims(&mut client, "q", 23, 1);
+    let shares = |tasks: &[ClaimedTask]| -> Vec<usize> {
+        ["a/1", "a/2", "a/3", "v/x", "v/y", "solo"]
+            .map(|key| count(tasks, key))
+            .to_vec()
+    };
+    let foreseen: Vec<String> = preview(&mut client, "q", "w", 100, "")
+        .into_iter()
+        .map(|line| line.key)
+        .collect();
+    cluster.restart(Shutdown::Fast);
+    let mut client = db.connect();
+    let tasks = claims(&mut client, "q", 100, 1);
+    for (key, share) in ["a/1", "a/2", "a/3", "v/x", "v/y", "solo"]
+        .iter()
+        .zip(shares(&tasks))
+    {
+        let before = foreseen.iter().filter(|other| other == key).count();
+        assert_near(share, before, 1, key);
+    }
+}
+
+#[test]
+fn a_group_on_a_full_board_keeps_its_share_beside_one_that_invents_keys() {
+    let cluster = Cluster::start(
+        Options::new()
+            .set("harvest_fair.max_keys", 20)
+            .set("harvest_fair.sweep_interval", "200ms"),
+    );
+    let db = cluster.database();
+    let mut client = db.connect();
+    configure(&mut client, "q", SEPARATED);
+    flood(&mut client, "q", "v/x", 100, "1 hour");
+    let mut all = claims(&mut client, "q", 1, 1);
+    for i in 0..60 {
+        flood(&mut client, "q", &format!("a/{i}"), 3, "1 hour");
+    }
+    let tasks = claims(&mut client, "q", 40, 1);
+    assert_near(count(&tasks, "v/x"), 20, 2, "claims of the victim");
+    all.extend(tasks);
+    for task in &all {
+        assert!(complete(&mut client, task));
+    }
+    // Whoever found no room has its turn once others are done.
+    wait_until("every task has been claimed", PATIENCE, || {
+        for task in claim(&mut client, "q", "w", 10) {
+            assert!(complete(&mut client, &task));
+            all.push(task);
+        }
+        pending(&mut client, "q") == 0
+    });
+    assert_all_different(&all);
+    assert_eq!(all.len(), 280);
+}

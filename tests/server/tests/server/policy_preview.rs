@@ -428,3 +428,35 @@ fn previews_of_many_keys_hold_up_no_claim() {
         "a claim took {beside:?} beside {looks} previews, {alone:?} alone"
     );
 }
+
+#[test]
+fn a_preview_passes_over_rows_that_others_hold_and_locks_none() {
+    let db = Cluster::shared().database();
+    let (mut client, mut other) = (db.connect(), db.connect());
+    for key in ["A", "B"] {
+        flood(&mut client, "q", key, 4, "1 hour");
+    }
+    execute(
+        &mut client,
+        "SELECT fair_enqueue('q', fairness_key => 'A', sticky_worker => 'w')",
+    );
+    execute(
+        &mut other,
+        "BEGIN; SELECT FROM harvest_fair.task WHERE id % 2 = 1 FOR UPDATE;
+         SELECT FROM harvest_fair.task WHERE id % 2 = 0 FOR KEY SHARE",
+    );
+    let (lines, _) = preview_then_claim(&mut client, "q", "w", 3);
+    assert!(lines.iter().all(|line| line.id % 2 == 0), "{lines:?}");
+    assert_eq!(lines.len(), 3);
+    // Nor does it lock what it shows.
+    let mut looking = client.transaction().unwrap();
+    assert_eq!(preview(&mut looking, "q", "w", 9, "").len(), 1);
+    execute(
+        &mut other,
+        "SELECT FROM harvest_fair.task WHERE state = 'pending' FOR UPDATE NOWAIT; COMMIT",
+    );
+    looking.commit().unwrap();
+    let (lines, _) = preview_then_claim(&mut client, "q", "w", 9);
+    assert_eq!(lines.len(), 6);
+    assert_eq!(lines[0].reason, "pinned to w");
+}

@@ -136,10 +136,6 @@ impl Workload<'_> {
         self.history.push(format!("claim {sizes:?}"));
         let tasks = Workload::claim_in(self.client, &mut self.model, &self.queue, &sizes);
         self.history.push(format!("  {:?}", picks(&tasks)));
-        for task in &tasks {
-            // A claimed task is no new start any more, should it come back.
-            self.model.tasks.get_mut(&task.id).unwrap().new_start = false;
-        }
         self.running.extend(tasks);
     }
 
@@ -163,9 +159,6 @@ impl Workload<'_> {
         self.model.abort(&picks(&tasks));
         let kept = Workload::claim_in(&mut transaction, &mut self.model, &self.queue, &kept_sizes);
         transaction.commit().unwrap();
-        for task in &kept {
-            self.model.tasks.get_mut(&task.id).unwrap().new_start = false;
-        }
         self.running.extend(kept);
     }
 
