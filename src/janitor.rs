@@ -12,12 +12,16 @@ mod flush;
 mod retention;
 mod sweep;
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use pgrx::PgTryBuilder;
 use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder, SignalWakeFlags};
 use pgrx::pg_sys;
-use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::pg_sys::panic::{CaughtError, ErrorReport};
 use pgrx::prelude::*;
 
 use crate::board::shmem::{self, JanitorSlot};
@@ -26,6 +30,7 @@ use crate::config;
 use crate::errors::Error;
 use crate::observe::state::of_scope;
 use crate::policy::audit;
+use crate::subtransaction::failure;
 use crate::tasks::catalog::Catalog;
 use crate::tasks::reap::reap;
 use crate::tasks::table::TaskTable;
@@ -154,6 +159,39 @@ pub extern "C-unwind" fn harvest_fair_janitor(scope: pg_sys::Datum) {
     }
 }
 
+thread_local! {
+    /// The duties that failed when they were last done, and why.
+    static FAILING: RefCell<HashMap<&'static str, String>> = RefCell::default();
+}
+
+/// Does one of the janitor's duties. If it fails, as by an error of a user's own trigger, the others go on, and the log
+/// says so once for as long as the reason is the same.
+fn guarded(duty: &'static str, f: impl FnOnce()) {
+    let undo = |cause: CaughtError| {
+        // SAFETY: the duty's transaction is the one that failed, and no other is open.
+        unsafe { pg_sys::AbortCurrentTransaction() };
+        Some(failure(cause))
+    };
+    let failed = PgTryBuilder::new(AssertUnwindSafe(|| {
+        f();
+        None
+    }))
+    .catch_others(undo)
+    .catch_rust_panic(undo)
+    .execute();
+    FAILING.with_borrow_mut(|failing| match failed {
+        None => {
+            failing.remove(duty);
+        }
+        Some(why) => {
+            if failing.get(duty) != Some(&why) {
+                pgrx::warning!("harvest_fair: the janitor cannot {duty}: {why}");
+            }
+            failing.insert(duty, why);
+        }
+    });
+}
+
 /// One transaction of the janitor.
 fn round<R>(f: impl FnOnce() -> R) -> R {
     let mut result = None;
@@ -206,17 +244,22 @@ fn rounds(scope: u64, database: pg_sys::Oid) -> End {
         if let Some(end) = round(|| look_around(scope, database)) {
             return end;
         }
-        round(|| reap_all(scope));
-        round(|| audit::write_refused(scope));
+        guarded("take back expired leases", || round(|| reap_all(scope)));
+        guarded("write refused changes to the audit", || {
+            round(|| audit::write_refused(scope));
+        });
         if now() >= next_flush {
-            round(|| flush::flush(scope));
+            guarded("save passes", || round(|| flush::flush(scope)));
             next_flush = now() + config::flush_interval();
         }
         if now() >= next_sweep {
-            let full = sweep::sweep(scope);
-            round(|| flush::prune(scope));
-            round(forget_dropped_databases);
-            retention::delete_finished();
+            let mut full = false;
+            guarded("find what the board missed", || full = sweep::sweep(scope));
+            guarded("forget idle keys", || round(|| flush::prune(scope)));
+            guarded("forget dropped databases", || {
+                round(forget_dropped_databases)
+            });
+            guarded("delete finished tasks", retention::delete_finished);
             // Keys without room take the place of the next ones that have no work left.
             let pause = config::sweep_interval();
             next_sweep = now()

@@ -39,18 +39,45 @@ pub fn connect<R>(f: impl FnOnce(&Spi) -> R) -> R {
     result
 }
 
+/// A registered snapshot of now, in which nothing that this transaction has done has happened yet.
+pub fn snapshot_of_others() -> pg_sys::Snapshot {
+    // SAFETY: within a transaction. The registered snapshot is a copy of its own; each command of this transaction comes
+    // after the first one's id, so that what it did counts as done after the snapshot was taken.
+    unsafe {
+        let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
+        (*snapshot).curcid = 0;
+        snapshot
+    }
+}
+
 impl Spi {
     /// Runs a statement to its end and returns its rows.
     pub fn run(&self, statement: &'static Statement, args: &[Arg]) -> Rows<'_> {
-        self.execute(statement, args, std::ptr::null_mut())
+        self.execute(statement, args, None)
     }
 
     /// Runs a query that sees what others have committed until now, whatever the transaction's isolation level.
     pub fn run_on_latest(&self, statement: &'static Statement, args: &[Arg]) -> Rows<'_> {
-        // SAFETY: within a transaction; the snapshot is registered during the query.
+        // SAFETY: within a transaction; `on` gives the snapshot back.
         let snapshot = unsafe { pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot()) };
-        let rows = self.execute(statement, args, snapshot);
-        // SAFETY: registered above; an ERROR in between leaves it to the resource owner.
+        self.on(statement, args, snapshot, false)
+    }
+
+    /// Runs a query that sees what other sessions see now: not what this transaction has changed.
+    pub fn run_as_others(&self, statement: &'static Statement, args: &[Arg]) -> Rows<'_> {
+        // Read only, since Postgres else lets the query see this transaction's changes.
+        self.on(statement, args, snapshot_of_others(), true)
+    }
+
+    fn on(
+        &self,
+        statement: &'static Statement,
+        args: &[Arg],
+        snapshot: pg_sys::Snapshot,
+        read_only: bool,
+    ) -> Rows<'_> {
+        let rows = self.execute(statement, args, Some((snapshot, read_only)));
+        // SAFETY: registered by the caller; an ERROR in between leaves it to the resource owner.
         unsafe { pg_sys::UnregisterSnapshot(snapshot) };
         rows
     }
@@ -60,7 +87,7 @@ impl Spi {
         &self,
         statement: &'static Statement,
         args: &[Arg],
-        snapshot: pg_sys::Snapshot,
+        snapshot: Option<(pg_sys::Snapshot, bool)>,
     ) -> Rows<'_> {
         debug_assert_eq!(statement.args.len(), args.len());
         let plan = plan(statement);
@@ -82,12 +109,15 @@ impl Spi {
         // SAFETY: the plan was kept for the session; values and nulls have one element a parameter.
         let code = unsafe {
             let (values, nulls) = (values.as_mut_ptr(), nulls.as_ptr());
-            if snapshot.is_null() {
-                pg_sys::SPI_execute_plan(plan, values, nulls, false, 0)
-            } else {
+            match snapshot {
+                None => pg_sys::SPI_execute_plan(plan, values, nulls, false, 0),
                 // As the triggers of foreign keys look for rows that the transaction cannot see.
-                let none = std::ptr::null_mut();
-                pg_sys::SPI_execute_snapshot(plan, values, nulls, snapshot, none, false, true, 0)
+                Some((snapshot, read_only)) => {
+                    let none = std::ptr::null_mut();
+                    pg_sys::SPI_execute_snapshot(
+                        plan, values, nulls, snapshot, none, read_only, true, 0,
+                    )
+                }
             }
         };
         if code < 0 {

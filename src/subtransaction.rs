@@ -7,7 +7,7 @@
 use std::panic::AssertUnwindSafe;
 
 use pgrx::pg_sys::panic::CaughtError;
-use pgrx::{PgTryBuilder, pg_sys};
+use pgrx::{PgSqlErrorCode, PgTryBuilder, pg_sys};
 
 use crate::errors::Error;
 
@@ -62,5 +62,37 @@ pub fn attempt<R>(
         .catch_rust_panic(undo)
         .execute();
     outside.leave(result.as_ref().is_ok_and(keep));
+    result
+}
+
+/// What went wrong, for a log; an order to end the session is no failure, and goes on.
+pub fn failure(cause: CaughtError) -> String {
+    let report = match &cause {
+        CaughtError::PostgresError(report) | CaughtError::ErrorReport(report) => report,
+        CaughtError::RustPanic { ereport, .. } => ereport,
+    };
+    if report.sql_error_code() == PgSqlErrorCode::ERRCODE_ADMIN_SHUTDOWN {
+        cause.rethrow()
+    }
+    report.message().to_owned()
+}
+
+/// Runs something that may fail; then nothing of it stays, and the answer says why.
+pub fn try_out(f: impl FnOnce()) -> Result<(), String> {
+    let outside = Outside::enter();
+    let undo = move |cause: CaughtError| {
+        outside.leave(false);
+        Err(failure(cause))
+    };
+    let result = PgTryBuilder::new(AssertUnwindSafe(|| {
+        f();
+        Ok(())
+    }))
+    .catch_others(undo)
+    .catch_rust_panic(undo)
+    .execute();
+    if result.is_ok() {
+        outside.leave(true);
+    }
     result
 }

@@ -44,6 +44,8 @@ struct Effects {
     on_commit: Vec<(SubId, OnCommit)>,
     /// The queue that this session is loading.
     loading: Option<QueueRef>,
+    /// Queues that this session has loaded after it had emptied a table of which it did not see what it had held.
+    to_reload: Vec<QueueRef>,
     /// Queues whose expired leases or ended pins this transaction puts back: to be looked at again if it aborts.
     reaping: Vec<(SubId, QueueRef)>,
     /// The waiting line that this session stands in.
@@ -160,9 +162,19 @@ pub fn note_early(queue: QueueId, name: &QueueRef) {
     });
 }
 
-/// Marks that this session loads a queue (or that it no longer does).
-pub fn loading(queue: Option<QueueRef>) {
-    EFFECTS.with_borrow_mut(|e| e.loading = queue);
+/// Marks that this session loads a queue.
+pub fn loading(queue: QueueRef) {
+    EFFECTS.with_borrow_mut(|e| e.loading = Some(queue));
+}
+
+/// Marks that the load has come to its end. What a TRUNCATE of this transaction has hidden from it comes back if the
+/// transaction aborts; then the queue is loaded again.
+pub fn loaded() {
+    EFFECTS.with_borrow_mut(|e| {
+        let emptied = e.on_commit.iter().any(|(_, effect)| effect.is_truncate());
+        let queue = e.loading.take();
+        e.to_reload.extend(queue.filter(|_| emptied));
+    });
 }
 
 /// Marks that this transaction has taken over the expired leases or ended pins of a queue.
@@ -202,6 +214,7 @@ impl Effects {
             && self.notes.is_empty()
             && self.on_commit.is_empty()
             && self.loading.is_none()
+            && self.to_reload.is_empty()
             && self.reaping.is_empty()
             && self.waiting.is_none()
     }
@@ -222,6 +235,7 @@ impl Effects {
         }
         self.charges.clear();
         self.reaping.clear();
+        self.to_reload.clear();
         let notes: Vec<Note> = self.notes.drain().map(|(_, note)| note).collect();
         for notes in notes.chunks(NOTES_A_HOLD) {
             shmem::with(|sched| {
@@ -270,10 +284,15 @@ impl Effects {
                     sched.note_unpin_due(queue, now);
                 }
             }
-            if let Some(queue) = self.loading.take()
-                && let Some(queue) = find_queue(sched, &queue)
+            for queue in self
+                .loading
+                .take()
+                .into_iter()
+                .chain(self.to_reload.drain(..))
             {
-                sched.set_queue_state(queue, QueueState::Unloaded);
+                if let Some(queue) = find_queue(sched, &queue) {
+                    sched.set_queue_state(queue, QueueState::Unloaded);
+                }
             }
         });
         self.claims.retain(|(s, _)| !is_gone(s));

@@ -64,6 +64,18 @@ pub enum OnCommit {
     WeightsTruncated { scope: u64 },
 }
 
+impl OnCommit {
+    /// Whether it tells of a table that this transaction has emptied.
+    pub fn is_truncate(&self) -> bool {
+        matches!(
+            self,
+            OnCommit::TasksTruncated { .. }
+                | OnCommit::SettingsTruncated { .. }
+                | OnCommit::WeightsTruncated { .. }
+        )
+    }
+}
+
 /// What the board knows of a queue's settings.
 #[derive(Clone, Debug, Default)]
 pub struct BoardSettings {

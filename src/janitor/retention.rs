@@ -1,17 +1,26 @@
 //! Finished tasks are deleted once they are older than their queue's `retention`, else `harvest_fair.retention`.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+
 use super::{round, stopping};
 use crate::board::now;
 use crate::config;
 use crate::policy::queues::stored;
 use crate::policy::settings::Settings;
 use crate::spi;
+use crate::subtransaction::try_out;
 use crate::tasks::reap::{lock, tids};
 use crate::tasks::statements as sql;
-use crate::tasks::table::TaskTable;
+use crate::tasks::table::{TaskTable, Tid};
 
 /// Rows deleted by one transaction.
 const BATCH: usize = 1_000;
+
+thread_local! {
+    /// How many of a queue's oldest tasks could not be deleted the last time.
+    static STUCK: RefCell<HashMap<String, usize>> = RefCell::default();
+}
 
 /// Deletes what is old enough, in small transactions.
 pub fn delete_finished() {
@@ -34,14 +43,47 @@ fn delete_batch(queue: &str) -> bool {
     let Ok(table) = TaskTable::open() else {
         return false;
     };
-    let old = table.finished_before(queue, now().saturating_sub(retention), BATCH);
+    let stuck = STUCK.with_borrow(|stuck| stuck.get(queue).copied().unwrap_or(0));
+    let want = BATCH + stuck;
+    let old = table.finished_before(queue, now().saturating_sub(retention), want);
     // What somebody holds is deleted another time.
     let rows = lock(&table, &old);
     if rows.is_empty() {
         return false;
     }
+    let kept = match try_out(|| delete(&rows)) {
+        Ok(()) => 0,
+        Err(_) => delete_what_can_go(queue, &rows, stuck),
+    };
+    STUCK.with_borrow_mut(|stuck| stuck.insert(queue.to_owned(), kept));
+    old.len() == want && kept < rows.len()
+}
+
+fn delete(rows: &[Tid]) {
     spi::connect(|spi| {
-        spi.run(&sql::DELETE_FINISHED, &[tids(&rows)]);
+        spi.run(&sql::DELETE_FINISHED, &[tids(rows)]);
     });
-    old.len() == BATCH
+}
+
+/// A row that is referred to, or that a trigger protects, must not keep the others. Returns how many stay.
+fn delete_what_can_go(queue: &str, rows: &[Tid], stuck: usize) -> usize {
+    let (mut kept, mut why) = (0, String::new());
+    for row in rows {
+        if let Err(message) = try_out(|| delete(std::slice::from_ref(row))) {
+            kept += 1;
+            why = message;
+        }
+    }
+    // Once for as long as it lasts.
+    if stuck == 0 && kept > 0 {
+        pgrx::ereport!(
+            pgrx::PgLogLevel::WARNING,
+            pgrx::PgSqlErrorCode::ERRCODE_WARNING,
+            format!("harvest_fair: finished tasks of queue {queue:?} cannot be deleted: {kept}"),
+            format!(
+                "{why}; a foreign key to harvest_fair.task needs ON DELETE CASCADE or SET NULL"
+            )
+        );
+    }
+    kept
 }

@@ -24,7 +24,15 @@ type SettingRow = (String, Option<JsonB>, String);
 
 /// The settings of a queue as they are stored.
 pub fn stored(spi: &spi::Spi, queue: &str) -> Map<String, Value> {
-    let row = spi.run(&sql::GET_SETTINGS, &[queue.into_datum()]);
+    fields(spi.run(&sql::GET_SETTINGS, &[queue.into_datum()]))
+}
+
+/// The same, without what this transaction has changed.
+pub fn as_others_see(spi: &spi::Spi, queue: &str) -> Map<String, Value> {
+    fields(spi.run_as_others(&sql::GET_SETTINGS, &[queue.into_datum()]))
+}
+
+fn fields(row: spi::Rows) -> Map<String, Value> {
     match row.datum(0, 1).map(|stored| json::read("settings", stored)) {
         Some(Ok(Value::Object(fields))) => fields,
         _ => Map::new(),

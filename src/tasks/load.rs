@@ -10,7 +10,7 @@ use crate::board::BoardSettings;
 use crate::board::{self, QueueRef, effects, now, shmem, stored_key, stored_priority};
 use crate::errors::Error;
 use crate::names::{QueueName, Weight};
-use crate::policy::queues::stored;
+use crate::policy::queues::as_others_see;
 use crate::policy::settings::Settings;
 use crate::sfq::{QueueId, QueueState, Ticks};
 use crate::spi;
@@ -78,11 +78,16 @@ fn wait_for_loader(queue: QueueId) {
     unsafe { pg_sys::ConditionVariableCancelSleep() };
 }
 
-/// Reads overrides, passes, lanes, running counts and leases of a queue. An error on the way makes the queue
-/// unloaded again (see the abort callback).
+/// Reads overrides, passes, lanes, running counts and leases of a queue, as other sessions see them: the board is shared,
+/// and what this transaction has changed comes to it when it commits. An error on the way makes the queue unloaded again
+/// (see the abort callback).
 fn load(table: &TaskTable, queue: QueueId, name: QueueRef) {
+    table.as_others_see(|| load_as_others(table, queue, name));
+}
+
+fn load_as_others(table: &TaskTable, queue: QueueId, name: QueueRef) {
     let started = Instant::now();
-    effects::loading(Some(name.clone()));
+    effects::loading(name.clone());
     let settings = read_settings(&name.name);
     let overrides = read_overrides(&name.name);
     let passes = read_passes(&name.name);
@@ -129,7 +134,7 @@ fn load(table: &TaskTable, queue: QueueId, name: QueueRef) {
         sched.finish_load(queue);
         sched.counters(queue).load_micros = started.elapsed().as_micros() as u64;
     });
-    effects::loading(None);
+    effects::loaded();
     // SAFETY: wakes the sessions that wait for this load.
     unsafe { pg_sys::ConditionVariableBroadcast(shmem::loading()) };
 }
@@ -137,14 +142,14 @@ fn load(table: &TaskTable, queue: QueueId, name: QueueRef) {
 /// The settings of a queue as they stand in the table. What a DBA has stored there without the trigger and against the
 /// rules counts as not set: claims must go on.
 fn read_settings(queue: &str) -> BoardSettings {
-    let stored = spi::connect(|spi| stored(spi, queue));
+    let stored = spi::connect(|spi| as_others_see(spi, queue));
     Settings::read(&stored).unwrap_or_default().on_board()
 }
 
 /// The overrides of a queue as they stand in the table.
 pub fn read_overrides(queue: &str) -> Vec<(String, f64)> {
     spi::connect(|spi| {
-        let rows = spi.run(&sql::OVERRIDES, &[queue.into_datum()]);
+        let rows = spi.run_as_others(&sql::OVERRIDES, &[queue.into_datum()]);
         (0..rows.len())
             .filter_map(|i| Some((rows.get(i, 1)?, rows.get(i, 2)?)))
             .collect()
@@ -153,7 +158,7 @@ pub fn read_overrides(queue: &str) -> Vec<(String, f64)> {
 
 fn read_passes(queue: &str) -> Vec<(i16, String, i64, i64)> {
     spi::connect(|spi| {
-        let rows = spi.run(&sql::KEY_STATES, &[queue.into_datum()]);
+        let rows = spi.run_as_others(&sql::KEY_STATES, &[queue.into_datum()]);
         (0..rows.len())
             .filter_map(|i| {
                 Some((

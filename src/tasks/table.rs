@@ -16,6 +16,7 @@ use crate::errors::Error;
 use crate::names::Priority;
 use crate::pg_compat;
 use crate::sfq::{Row, RowPos};
+use crate::spi;
 
 /// The address of a row version.
 pub type Tid = pg_sys::ItemPointerData;
@@ -54,6 +55,8 @@ pub struct TaskTable {
     pub(super) slot: *mut pg_sys::TupleTableSlot,
     /// The scan made last, kept for the next one: to open and close one costs as much as to use it.
     idle: Cell<Option<IndexScan>>,
+    /// Whether this transaction's own changes are overlooked.
+    as_others: Cell<bool>,
 }
 
 /// A scan of an index with so many keys, between two uses.
@@ -112,8 +115,17 @@ impl TaskTable {
                 table,
                 slot,
                 idle: Cell::new(None),
+                as_others: Cell::new(false),
             })
         }
+    }
+
+    /// Runs `f`, in which scans of this table see it as other sessions do, without what this transaction has changed.
+    pub fn as_others_see<R>(&self, f: impl FnOnce() -> R) -> R {
+        self.as_others.set(true);
+        let result = f();
+        self.as_others.set(false);
+        result
     }
 
     /// Scans an index from the start of a key range with a fresh snapshot, until `each` says stop.
@@ -129,7 +141,11 @@ impl TaskTable {
         // SAFETY: the snapshot is registered while the scan is in use, and the scan gets it before it starts anew; the row
         // comparison's members live in `keys` through the scan; the scan stays open with its index until `close`.
         unsafe {
-            let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
+            let snapshot = if self.as_others.get() {
+                spi::snapshot_of_others()
+            } else {
+                pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot())
+            };
             let open = self.scan_of(index, count, snapshot);
             (*open.scan).xs_snapshot = snapshot;
             pg_sys::index_rescan(

@@ -19,6 +19,7 @@ mod harness;
 mod isolation;
 mod janitor;
 mod life;
+mod load;
 mod maintenance;
 mod naive;
 mod observe;
