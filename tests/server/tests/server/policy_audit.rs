@@ -295,6 +295,13 @@ fn long_and_hostile_values_of_refused_changes_are_cut_and_stored() {
         &[],
     );
     assert_eq!(keys, 2);
+    let cut: i64 = one(
+        &mut client,
+        "SELECT count(*) FROM harvest_fair.audit
+         WHERE fairness_key LIKE 'üü%ü...' AND reason LIKE 'üü%ü...' OR new #>> '{}' LIKE '{\"üü%ü...'",
+        &[],
+    );
+    assert_eq!(cut, 2, "what was cut does not end in dots");
 }
 
 #[test]
