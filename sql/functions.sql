@@ -208,6 +208,10 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value', HINT = 'The bundles are producer, worker and admin.';
     END IF;
     EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA harvest_fair TO %s', role);
+    -- Everybody has it on public, which the caller need not own.
+    IF NOT pg_catalog.has_schema_privilege(role, '@extschema@'::pg_catalog.regnamespace, 'USAGE') THEN
+        EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA @extschema@ TO %s', role);
+    END IF;
     FOR i IN 1 .. pg_catalog.array_length(granted, 1) LOOP
         IF granted[i][1] = bundle THEN
             EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %s', granted[i][2], role);

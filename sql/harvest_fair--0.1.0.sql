@@ -67,7 +67,7 @@ CREATE TABLE harvest_fair.task (
 COMMENT ON TABLE harvest_fair.task IS 'Every task of every queue: the only truth about which tasks exist. INSERT and COPY enqueue';
 COMMENT ON COLUMN harvest_fair.task.queue IS 'queue name, at most 255 bytes';
 COMMENT ON COLUMN harvest_fair.task.fairness_key IS 'tenant of the task; '''' is the default key; NULL takes the parent''s, else a valid quota_key, else ''''';
-COMMENT ON COLUMN harvest_fair.task.quota_key IS 'used as fairness_key where none is given and no parent has one';
+COMMENT ON COLUMN harvest_fair.task.quota_key IS 'used as fairness_key where neither that nor a parent is given';
 COMMENT ON COLUMN harvest_fair.task.priority IS '1 (first) to 5 (last); NULL takes the parent''s, else 3';
 COMMENT ON COLUMN harvest_fair.task.weight IS 'weight of the key while no override is set, 0.001 to 1000; NULL takes the parent''s, else counts as 1';
 COMMENT ON COLUMN harvest_fair.task.new_start IS 'sorts within its key as if due new_start_handicap later; false once a claim of it was completed, has failed, or its lease has run out';
@@ -404,6 +404,10 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value', HINT = 'The bundles are producer, worker and admin.';
     END IF;
     EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA harvest_fair TO %s', role);
+    -- Everybody has it on public, which the caller need not own.
+    IF NOT pg_catalog.has_schema_privilege(role, '@extschema@'::pg_catalog.regnamespace, 'USAGE') THEN
+        EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA @extschema@ TO %s', role);
+    END IF;
     FOR i IN 1 .. pg_catalog.array_length(granted, 1) LOOP
         IF granted[i][1] = bundle THEN
             EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %s', granted[i][2], role);

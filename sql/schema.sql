@@ -65,7 +65,7 @@ CREATE TABLE harvest_fair.task (
 COMMENT ON TABLE harvest_fair.task IS 'Every task of every queue: the only truth about which tasks exist. INSERT and COPY enqueue';
 COMMENT ON COLUMN harvest_fair.task.queue IS 'queue name, at most 255 bytes';
 COMMENT ON COLUMN harvest_fair.task.fairness_key IS 'tenant of the task; '''' is the default key; NULL takes the parent''s, else a valid quota_key, else ''''';
-COMMENT ON COLUMN harvest_fair.task.quota_key IS 'used as fairness_key where none is given and no parent has one';
+COMMENT ON COLUMN harvest_fair.task.quota_key IS 'used as fairness_key where neither that nor a parent is given';
 COMMENT ON COLUMN harvest_fair.task.priority IS '1 (first) to 5 (last); NULL takes the parent''s, else 3';
 COMMENT ON COLUMN harvest_fair.task.weight IS 'weight of the key while no override is set, 0.001 to 1000; NULL takes the parent''s, else counts as 1';
 COMMENT ON COLUMN harvest_fair.task.new_start IS 'sorts within its key as if due new_start_handicap later; false once a claim of it was completed, has failed, or its lease has run out';

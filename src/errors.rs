@@ -159,7 +159,7 @@ impl Error {
                 format!("cannot execute {function} in a read-only transaction")
             }
             Error::Prepare => {
-                "cannot prepare a transaction that has claimed or settled tasks, or changed weights"
+                "cannot prepare a transaction that has claimed or settled tasks, or changed weights or settings"
                     .into()
             }
             Error::TooManyWeights { queue, max } => {

@@ -7,6 +7,9 @@ use serde_json::Value;
 
 use crate::errors::Error;
 
+/// How much of an unreadable value its error shows, in characters.
+const SHOWN: usize = 60;
+
 /// Reads a jsonb datum.
 pub fn read(what: &'static str, jsonb: pg_sys::Datum) -> Result<Value, Error> {
     // SAFETY: the caller passes a jsonb; its output function gives a C string in the current memory context, copied by the
@@ -20,9 +23,12 @@ pub fn read(what: &'static str, jsonb: pg_sys::Datum) -> Result<Value, Error> {
     serde_json::from_slice(text.to_bytes()).map_err(|error| {
         let reason = error.to_string();
         let reason = reason.split(" at line ").next().unwrap_or_default();
+        let text = text.to_string_lossy();
+        let start: String = text.chars().take(SHOWN).collect();
+        let cut = if start.len() < text.len() { "..." } else { "" };
         Error::Json {
             what,
-            reason: reason.to_owned(),
+            reason: format!("{reason}: {start}{cut}"),
         }
     })
 }

@@ -6,8 +6,9 @@ pub const RING: usize = 64;
 /// Texts of one refused change: actor, action, queue, key, new value, reason, error.
 pub const TEXTS: usize = 7;
 const BYTES: usize = 2_000;
-/// Longest piece of one text that is kept.
+/// Longest piece of one text that is kept, with the mark of the cut.
 const LONGEST: usize = BYTES / TEXTS;
+const CUT: &str = "...";
 
 /// One refused change.
 #[repr(C)]
@@ -20,7 +21,7 @@ pub struct Refused {
 }
 
 impl Refused {
-    /// A change refused at `at` (µs); long texts are cut.
+    /// A change refused at `at` (µs); long texts are cut, and end in three dots then.
     pub fn new(scope: u64, at: i64, texts: [&str; TEXTS]) -> Refused {
         let mut refused = Refused {
             scope,
@@ -30,13 +31,20 @@ impl Refused {
         };
         let mut start = 0;
         for (text, length) in texts.iter().zip(&mut refused.lengths) {
-            let mut end = text.len().min(LONGEST);
+            let (mut end, mark) = if text.len() > LONGEST {
+                (LONGEST - CUT.len(), CUT)
+            } else {
+                (text.len(), "")
+            };
             while !text.is_char_boundary(end) {
                 end -= 1;
             }
-            refused.bytes[start..start + end].copy_from_slice(&text.as_bytes()[..end]);
-            *length = end as u16;
-            start += end;
+            for piece in [&text[..end], mark] {
+                let stop = start + piece.len();
+                refused.bytes[start..stop].copy_from_slice(piece.as_bytes());
+                *length += piece.len() as u16;
+                start = stop;
+            }
         }
         refused
     }

@@ -54,7 +54,7 @@ fn board_stats() -> Result<
     let overflow = shmem::refused_overflow() as i64;
     let mut rows: Vec<StatsRow> = Vec::new();
     board::with(|sched| {
-        let free = i64::from(sched.usage().free_keys());
+        let free = i64::from(sched.free_keys());
         sched.queues(|queue| {
             if queue.scope != scope {
                 return;

@@ -218,6 +218,25 @@ impl Sched<'_> {
         true
     }
 
+    /// Keys new to the board that could still come, by eviction at the most. A key that runs something keeps its record,
+    /// though its entries may be idle. O(idle entries).
+    pub fn free_keys(&self) -> u32 {
+        let (mut idle, mut whole) = (0u32, 0u32);
+        let mut slot = self.header.idle.first;
+        while slot != NIL && idle < self.header.idle_count {
+            let entry = self.entries.get(slot);
+            idle += 1;
+            whole += u32::from(self.is_all_of_its_key(entry));
+            slot = entry.timer.right;
+        }
+        let free = |in_use: u32, evictable: u32| {
+            let unused = self.header.max_keys.saturating_sub(in_use);
+            unused.saturating_add(evictable)
+        };
+        let entries = free(self.header.free_entries.in_use, idle);
+        entries.min(free(self.header.free_tenants.in_use, whole))
+    }
+
     fn is_all_of_its_key(&self, entry: &Entry) -> bool {
         let tenant = self.tenants.get(entry.tenant);
         let entries = tenant.entries.iter().filter(|&&slot| slot != NIL).count();

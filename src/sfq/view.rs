@@ -96,15 +96,6 @@ pub struct Usage {
     pub idle: u32,
 }
 
-impl Usage {
-    /// Entries that a key new to its tier could still get, by eviction at the most.
-    pub fn free_keys(&self) -> u32 {
-        self.max_keys
-            .saturating_sub(self.entries)
-            .saturating_add(self.idle)
-    }
-}
-
 impl Sched<'_> {
     pub fn usage(&self) -> Usage {
         Usage {

@@ -242,6 +242,14 @@ fn resolve(
         let until = now().saturating_add(config::default_lease());
         changes.set(&mut row, column::LEASE_UNTIL, Some(timestamp(until)));
     }
+    // A task that was finished by hand is deleted in its time too, and one put back by hand will be finished anew.
+    let finished = !row.is(catalog.pending) && !row.is(catalog.running);
+    if finished && row.is_null(column::FINISHED_AT) {
+        let at = pg_sys::Datum::from(transaction_start());
+        changes.set(&mut row, column::FINISHED_AT, Some(at));
+    } else if !finished && !row.is_null(column::FINISHED_AT) {
+        changes.set(&mut row, column::FINISHED_AT, None);
+    }
     if let Some(worker) = row.text(column::STICKY_WORKER) {
         super::check_worker(worker)?;
     }

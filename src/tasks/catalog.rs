@@ -29,6 +29,7 @@ pub mod column {
     pub const CHARGED: usize = 19;
     pub const ENQUEUED_AT: usize = 21;
     pub const STARTED_AT: usize = 22;
+    pub const FINISHED_AT: usize = 23;
     /// How many there are.
     pub const COUNT: usize = 23;
 }

@@ -92,6 +92,39 @@ fn a_full_board_takes_new_keys_as_soon_as_old_ones_have_no_work() {
 }
 
 #[test]
+fn a_key_that_runs_something_is_no_free_one() {
+    let cluster = Cluster::start(
+        Options::new()
+            .set("harvest_fair.max_keys", 16)
+            .set("harvest_fair.sweep_interval", "1h"),
+    );
+    let db = cluster.database();
+    let mut client = db.connect();
+    execute(
+        &mut client,
+        "INSERT INTO harvest_fair.task (queue, fairness_key) SELECT 'q', 'k' || i FROM generate_series(1, 16) i",
+    );
+    let tasks = drain(&mut client, "q", 16);
+    assert_eq!(tasks.len(), 16);
+    for (ended, task) in tasks.iter().enumerate() {
+        assert_eq!(stat(&mut client, "q", "free_keys"), ended as i64);
+        if ended == 0 {
+            let charge = "SELECT fair_charge('q', 'new')";
+            let refusal = harvest_fair_server_tests::expect_refusal(&mut client, charge);
+            assert_eq!(refusal.sqlstate, "53400", "{refusal:?}");
+        }
+        assert!(complete(&mut client, task));
+    }
+    assert_eq!(stat(&mut client, "q", "free_keys"), 16);
+    for new in 0..16 {
+        execute(
+            &mut client,
+            &format!("SELECT fair_charge('q', 'new {new}')"),
+        );
+    }
+}
+
+#[test]
 fn more_queues_than_the_board_has_room_for_are_refused_or_served_but_never_lost() {
     let cluster = Cluster::start(brisk_options().set("harvest_fair.max_queues", 8));
     let db = cluster.database();

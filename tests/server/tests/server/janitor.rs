@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use harvest_fair_server_tests::{
-    Cluster, Options, PATIENCE, Shutdown, claim, claim_one, complete, count, flood, holds_within,
-    one, wait_until,
+    Cluster, Options, PATIENCE, Shutdown, claim, claim_one, complete, count, enqueue, flood,
+    holds_within, one, wait_until,
 };
 
 use crate::support::{brisk, brisk_options, claims, drain, execute, states};
@@ -89,6 +89,36 @@ fn finished_tasks_are_deleted_after_their_retention_and_no_others() {
         one::<String>(&mut client, states, &[]) == "pending running running"
     });
     assert!(complete(&mut client, &tasks[2]));
+}
+
+#[test]
+fn tasks_finished_by_plain_sql_have_a_time_and_are_deleted_too() {
+    let db = brisk().database();
+    let mut client = db.connect();
+    enqueue(&mut client, "q", Some("A"));
+    for statement in [
+        "UPDATE harvest_fair.task SET state = 'completed' RETURNING finished_at = now()",
+        "UPDATE harvest_fair.task SET state = 'pending' RETURNING finished_at IS NULL",
+        "UPDATE harvest_fair.task SET state = 'failed' RETURNING finished_at = now()",
+        "UPDATE harvest_fair.task SET state = 'running' RETURNING finished_at IS NULL",
+        "UPDATE harvest_fair.task SET state = 'cancelled' RETURNING finished_at = now()",
+        "INSERT INTO harvest_fair.task (queue, state) VALUES ('q', 'completed') RETURNING finished_at = now()",
+        "INSERT INTO harvest_fair.task (queue, state, finished_at) VALUES ('q', 'failed', '2020-01-01')
+         RETURNING finished_at = '2020-01-01'",
+    ] {
+        assert!(one::<bool>(&mut client, statement, &[]), "{statement}");
+    }
+    execute(
+        &mut client,
+        r#"SELECT fair_configure('q', '{"retention": 0}')"#,
+    );
+    wait_until("the finished are gone", PATIENCE, || {
+        one(
+            &mut client,
+            "SELECT count(*) = 0 FROM harvest_fair.task",
+            &[],
+        )
+    });
 }
 
 #[test]

@@ -295,6 +295,42 @@ fn long_and_hostile_values_of_refused_changes_are_cut_and_stored() {
         &[],
     );
     assert_eq!(keys, 2);
+    let cut: i64 = one(
+        &mut client,
+        "SELECT count(*) FROM harvest_fair.audit
+         WHERE fairness_key LIKE 'üü%ü...' AND reason LIKE 'üü%ü...' OR new #>> '{}' LIKE '{\"üü%ü...'",
+        &[],
+    );
+    assert_eq!(cut, 2, "what was cut does not end in dots");
+}
+
+#[test]
+fn jsonb_that_cannot_be_read_is_refused_by_name_and_recorded() {
+    let db = Cluster::shared().database();
+    let mut client = connect(&db);
+    execute(
+        &mut client,
+        r#"INSERT INTO harvest_fair.queue (queue, settings) VALUES ('row', '{"rate_limit": 5}')"#,
+    );
+    let nested = format!(r#"{{"deep": {}{}}}"#, "[".repeat(200), "]".repeat(200));
+    let large = r#"{"large": 1e400}"#;
+    for (value, shown) in [
+        (large, r#"{"large": 1000"#),
+        (nested.as_str(), r#"{"deep": [[["#),
+    ] {
+        for change in [
+            format!("SELECT fair_set_weights('q', '{value}')"),
+            format!("SELECT fair_configure('q', '{value}')"),
+            format!("INSERT INTO harvest_fair.queue (queue, settings) VALUES ('q', '{value}')"),
+            format!("UPDATE harvest_fair.queue SET settings = '{value}'"),
+            // Which changes nothing, and leaves no row.
+            format!("SELECT fair_preview('q', 'w', 1, '{value}')"),
+        ] {
+            let refusal = expect_error(&mut client, &change, "22023", shown, "127 levels");
+            assert!(refusal.message.len() < 150, "{refusal:?}");
+        }
+    }
+    wait_for_refused(&mut client, 8);
 }
 
 #[test]

@@ -190,6 +190,31 @@ fn a_whole_service_runs_on_the_bundles_alone() {
 }
 
 #[test]
+fn bundles_reach_functions_in_a_schema_of_their_own() {
+    let db = Cluster::shared().empty_database();
+    let mut owner = db.connect();
+    execute(
+        &mut owner,
+        "CREATE SCHEMA \"my jobs\"; CREATE EXTENSION harvest_fair SCHEMA \"my jobs\"",
+    );
+    for (bundle, call) in [
+        ("producer", "fair_enqueue('q', fairness_key => 'A')"),
+        ("worker", "fair_claim('q', 'w')"),
+        ("admin", "fair_state('q')"),
+    ] {
+        let role = Role::new(&db, None);
+        let call = format!("SELECT count(*) FROM \"my jobs\".{call}");
+        let refusal = expect_refusal(&mut role.connect(), &call);
+        assert_eq!(refusal.sqlstate, "42501", "{bundle}: {refusal:?}");
+        execute(
+            &mut owner,
+            &format!("SELECT \"my jobs\".fair_grant('{}', '{bundle}')", role.name),
+        );
+        execute(&mut role.connect(), &call);
+    }
+}
+
+#[test]
 fn a_producer_cannot_write_the_workers_fields() {
     let db = Cluster::shared().database();
     let producer = Role::new(&db, Some("producer"));
