@@ -160,6 +160,11 @@ pub fn note_early(queue: QueueId, name: &QueueRef) {
     });
 }
 
+/// Whether this transaction has done something that the board learns of, or may have to undo, when it ends.
+pub fn are_pending() -> bool {
+    EFFECTS.with_borrow(|e| !e.is_empty())
+}
+
 /// Marks that this session loads a queue (or that it no longer does).
 pub fn loading(queue: Option<QueueRef>) {
     EFFECTS.with_borrow_mut(|e| e.loading = queue);

@@ -65,7 +65,7 @@ pub enum OnCommit {
 }
 
 /// What the board knows of a queue's settings.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct BoardSettings {
     /// The scheduler's share.
     pub policy: Policy,
@@ -76,10 +76,20 @@ pub struct BoardSettings {
 }
 
 impl BoardSettings {
+    /// What is in force on the board.
+    pub fn of(sched: &Sched, queue: QueueId) -> BoardSettings {
+        let extras = shmem::extras(queue);
+        BoardSettings {
+            policy: sched.policy(queue),
+            lease: extras.own_lease(),
+            queue_weight: extras.own_queue_weight(),
+        }
+    }
+
     /// Puts them on the board; from the next claim on they hold for the whole backlog.
     pub fn put(&self, sched: &mut Sched, queue: QueueId, now: i64) {
         sched.set_policy(queue, &self.policy, now);
-        shmem::extras(queue).set(self.lease, self.queue_weight);
+        shmem::extras(queue).set(self.lease, self.queue_weight, now);
     }
 }
 

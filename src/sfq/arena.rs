@@ -93,6 +93,18 @@ impl<T> Pool<'_, T> {
         self.records.fill(T::ZERO);
     }
 
+    /// Copies the records of another pool that have ever been in use, according to `free`; as many as there is room for.
+    pub fn copy_from(&mut self, other: &Pool<'_, T>, free: &FreeSlots)
+    where
+        T: Copy,
+    {
+        *self.nothing = *other.nothing;
+        let used = free.used_so_far as usize;
+        for (to, from) in self.records.iter_mut().zip(&*other.records).take(used) {
+            *to = *from;
+        }
+    }
+
     /// All slots that have ever been in use, according to `free`.
     pub fn slots(&self, free: &FreeSlots) -> std::ops::RangeInclusive<u32> {
         1..=free.used_so_far.min(self.capacity())

@@ -136,7 +136,7 @@ fn load(table: &TaskTable, queue: QueueId, name: QueueRef) {
 
 /// The settings of a queue as they stand in the table. What a DBA has stored there without the trigger and against the
 /// rules counts as not set: claims must go on.
-fn read_settings(queue: &str) -> BoardSettings {
+pub fn read_settings(queue: &str) -> BoardSettings {
     let stored = spi::connect(|spi| stored(spi, queue));
     Settings::read(&stored).unwrap_or_default().on_board()
 }

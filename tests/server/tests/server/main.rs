@@ -5,6 +5,7 @@ mod bad_input;
 mod board;
 mod catalog;
 mod chaos;
+mod check;
 mod concurrency;
 mod dba;
 mod dump;
