@@ -6,11 +6,12 @@
 export PG PG_CONFIG
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test install all psql lint freeze deb dist clean
+.PHONY: help demo test soak install all psql lint freeze deb dist clean
 
 help:
 	@echo 'make demo      watch real tenants share a queue, without fairness and with it'
 	@echo 'make test      all tests, on a private Postgres 18'
+	@echo 'make soak      five minutes of faults under load, on a private server'
 	@echo 'make psql      a prompt on a private server with the extension'
 	@echo 'make install   build the extension and install it'
 	@echo 'make deb       a Debian package in dist/'
@@ -27,6 +28,9 @@ demo:
 
 test:
 	@scripts/test.sh
+
+soak:
+	@scripts/soak.sh
 
 # What pgxn(1) calls before install: set-up, and a build that install finds done.
 all:

@@ -9,6 +9,7 @@
 //! - *prune*: forgets idle keys (rule 8); *retention*: deletes finished tasks in small batches
 
 mod flush;
+mod news;
 mod policy;
 mod retention;
 mod sweep;
@@ -209,6 +210,7 @@ fn rounds(scope: u64, database: pg_sys::Oid) -> End {
         }
         round(|| reap_all(scope));
         round(|| audit::write_refused(scope));
+        news::look(scope);
         if now() >= next_flush {
             round(|| flush::flush(scope));
             next_flush = now() + config::flush_interval();

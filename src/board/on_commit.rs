@@ -43,6 +43,8 @@ pub enum OnCommit {
     },
     /// A lease of the queue ends then.
     LeaseDue { queue: QueueRef, at: i64 },
+    /// So many leases of the queue have run out, and their tasks were taken back.
+    Expired { queue: QueueRef, leases: usize },
     /// A pin of the queue ends then, or (at the far end of time) there are pinned rows.
     UnpinDue { queue: QueueRef, at: i64 },
     /// Every task is gone (TRUNCATE waits for all claims, so none is in flight).
@@ -161,6 +163,11 @@ pub fn apply(sched: &mut Sched, effect: OnCommit, now: i64, wakes: &mut Vec<Wake
         OnCommit::LeaseDue { queue, at } => {
             if let Some(queue) = find_live(sched, &queue) {
                 sched.note_lease_due(queue, at);
+            }
+        }
+        OnCommit::Expired { queue, leases } => {
+            if let Some(queue) = find_live(sched, &queue) {
+                sched.counters(queue).expired_leases += leases as u64;
             }
         }
         OnCommit::UnpinDue { queue, at } => {

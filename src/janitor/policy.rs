@@ -41,9 +41,9 @@ pub fn find_stale(queue: QueueId, name: &str, mut weights: HashMap<String, f64>)
     stale
 }
 
-/// Tells the board what it still has not been told. True if that may let a key be claimed.
-pub fn tell(queue: QueueId, name: &str, stale: Stale) -> bool {
-    let mut told = false;
+/// Tells the board what it still has not been told: of how much.
+pub fn tell(queue: QueueId, name: &str, stale: Stale) -> usize {
+    let mut told = 0;
     if let Some((old, new)) = stale.settings
         && read_settings(name) == new
     {
@@ -51,7 +51,7 @@ pub fn tell(queue: QueueId, name: &str, stale: Stale) -> bool {
             // Unless a session has told it something else meanwhile.
             if BoardSettings::of(sched, queue) == old {
                 new.put(sched, queue, now());
-                told = true;
+                told += 1;
             }
         });
     }
@@ -65,7 +65,7 @@ pub fn tell(queue: QueueId, name: &str, stale: Stale) -> bool {
             if in_table.get(&key).copied() == new && sched.override_of(queue, &name) == old {
                 let weight = new.and_then(|weight| Weight::new(weight).ok());
                 // Without room for the key: another time.
-                told |= sched.set_override(queue, &name, weight).is_ok();
+                told += usize::from(sched.set_override(queue, &name, weight).is_ok());
             }
         }
     });

@@ -5,17 +5,12 @@
 //! yet told the board. So what looks missed is looked at again after a pause, and healed if it is still there, nobody
 //! holds it, and nothing has happened in its lane.
 
-use std::cell::RefCell;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use pgrx::pg_sys::panic::ErrorReport;
-use pgrx::prelude::*;
-
 use super::policy::{find_stale, tell};
-use super::round;
-use crate::board::{self, now, shmem, stored_key, stored_priority, wait};
-use crate::errors::quoted;
+use super::{news, round};
+use crate::board::{self, now, stored_key, stored_priority, wait};
 use crate::observe::state::of_scope;
 use crate::sfq::{QueueId, Row, RunningCount, Sched};
 use crate::tasks::load::{ensure_loaded, schedule_reaping};
@@ -90,7 +85,8 @@ fn sweep_queue(queue: QueueId, name: &str, aside: Aside) -> bool {
         return false;
     };
     if suspects.is_empty() && miscounts.is_empty() && stale.is_empty() {
-        warn_if_full(name, false);
+        news::full(name, false);
+        news::healed(name, 0, 0);
         return false;
     }
     let until = Instant::now() + PAUSE;
@@ -98,6 +94,7 @@ fn sweep_queue(queue: QueueId, name: &str, aside: Aside) -> bool {
         super::pause(until.saturating_duration_since(Instant::now()));
     }
     let mut healed = 0;
+    let mut set = 0;
     let mut left_out = 0;
     round(|| {
         let Ok(table) = TaskTable::open() else { return };
@@ -108,13 +105,14 @@ fn sweep_queue(queue: QueueId, name: &str, aside: Aside) -> bool {
                 Heal::NotMissed => {}
             }
         }
-        healed += recount(&table, queue, name, &miscounts);
-        healed += usize::from(tell(queue, name, stale));
+        set += recount(&table, queue, name, &miscounts);
+        set += tell(queue, name, stale);
     });
-    if healed > 0 {
+    if healed + set > 0 {
         wait::wake_all(queue);
     }
-    warn_if_full(name, left_out > 0);
+    news::full(name, left_out > 0);
+    news::healed(name, healed, set);
     left_out > 0
 }
 
@@ -262,35 +260,4 @@ fn recount(
         }
     });
     set
-}
-
-/// Says once that the board is full, and again only after it had room for everything.
-fn warn_if_full(queue: &str, full: bool) {
-    thread_local! {
-        static FULL: RefCell<HashSet<String>> = RefCell::new(HashSet::new());
-    }
-    let news = FULL.with_borrow_mut(|known| {
-        if full {
-            known.insert(queue.to_owned())
-        } else {
-            {
-                known.remove(queue);
-                false
-            }
-        }
-    });
-    if news {
-        ErrorReport::new(
-            PgSqlErrorCode::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
-            format!(
-                "no room on the board for more keys of queue {}: all {} slots are in use",
-                quoted(queue),
-                shmem::max_keys()
-            ),
-            "harvest_fair",
-        )
-        .set_detail("Their tasks wait until other keys have no work left.")
-        .set_hint("Raise harvest_fair.max_keys and restart the server.")
-        .report(PgLogLevel::WARNING);
-    }
 }

@@ -12,7 +12,7 @@ use super::tree::{Links, NIL, Nodes};
 use super::{Error, Sched};
 
 /// Written into a region when it is set up; changes with the layout of the records.
-const MAGIC: u64 = u64::from_le_bytes(*b"hfboard2");
+const MAGIC: u64 = u64::from_le_bytes(*b"hfboard3");
 
 /// Marks types whose every bit pattern, all-zero included, is a valid value.
 ///
