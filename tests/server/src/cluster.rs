@@ -259,6 +259,16 @@ impl Cluster {
         ]));
     }
 
+    /// From now on one of the server's processes can write into no file beyond `bytes`, as if its disk were full.
+    pub fn limit_files(&self, pid: i32, bytes: u64) {
+        self.environment
+            .run(self.environment.command("prlimit").args([
+                "--pid",
+                &pid.to_string(),
+                &format!("--fsize={bytes}"),
+            ]));
+    }
+
     /// Waits until the server takes connections again after a crash. `witness` is a connection from before it, which
     /// the crash ends: only then can a new connection be trusted to be one of the new life.
     pub fn wait_for_recovery(&self, mut witness: Client) {
