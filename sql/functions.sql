@@ -156,6 +156,12 @@ CREATE VIEW harvest_fair.stats AS SELECT * FROM harvest_fair.board_stats();
 COMMENT ON VIEW harvest_fair.stats IS
     'Counters per queue since the server started: claims, refunds, empty claims, missed wake-ups healed by the sweep, keys on the board, load time; and the board''s size';
 
+CREATE FUNCTION harvest_fair.check()
+RETURNS TABLE (queue text, priority smallint, fairness_key text, what text, on_board text, in_table text)
+LANGUAGE c VOLATILE PARALLEL UNSAFE SECURITY DEFINER AS 'MODULE_PATHNAME', 'check_wrapper';
+COMMENT ON FUNCTION harvest_fair.check() IS
+    'Compares the board with the tables of this database: a row for each difference that is not merely under way, none when all is well';
+
 -- Access -----------------------------------------------------------------------------------------
 
 CREATE FUNCTION fair_grant(role regrole, bundle text)
@@ -191,7 +197,8 @@ DECLARE
         ['admin', '@extschema@.fair_weights(text)'],
         ['admin', '@extschema@.fair_state(text)'],
         ['admin', '@extschema@.fair_preview(text, text, integer, jsonb)'],
-        ['admin', 'harvest_fair.board_stats()']
+        ['admin', 'harvest_fair.board_stats()'],
+        ['admin', 'harvest_fair.check()']
     ];
     i integer;
 BEGIN

@@ -40,6 +40,10 @@ pub enum Error {
     },
     /// A call in a read-only transaction or on a standby.
     ReadOnly { function: &'static str },
+    /// A comparison of board and tables within a transaction that has changed the tables.
+    Uncommitted { function: &'static str },
+    /// No memory for a copy of the board.
+    NoMemory { keys: u32 },
     /// `sticky_for` without a `sticky_worker`.
     StickyFor,
     /// PREPARE TRANSACTION after a claim or settlement.
@@ -98,6 +102,8 @@ impl Error {
             Error::UnknownParent { .. } => ERRCODE_FOREIGN_KEY_VIOLATION,
             Error::Isolation { .. } | Error::Prepare => ERRCODE_FEATURE_NOT_SUPPORTED,
             Error::ReadOnly { .. } => ERRCODE_READ_ONLY_SQL_TRANSACTION,
+            Error::Uncommitted { .. } => ERRCODE_ACTIVE_SQL_TRANSACTION,
+            Error::NoMemory { .. } => ERRCODE_OUT_OF_MEMORY,
             Error::TooManyWeights { .. } => ERRCODE_PROGRAM_LIMIT_EXCEEDED,
             Error::TooManyQueues { .. } | Error::BoardFull { .. } => {
                 ERRCODE_CONFIGURATION_LIMIT_EXCEEDED
@@ -157,6 +163,14 @@ impl Error {
             }
             Error::ReadOnly { function } => {
                 format!("cannot execute {function} in a read-only transaction")
+            }
+            Error::Uncommitted { function } => {
+                format!(
+                    "{function} cannot run in a transaction that has changed tasks, weights or settings"
+                )
+            }
+            Error::NoMemory { keys } => {
+                format!("not enough memory for a copy of the board with its {keys} slots")
             }
             Error::Prepare => {
                 "cannot prepare a transaction that has claimed or settled tasks, or changed weights or settings"
@@ -234,6 +248,8 @@ impl Error {
             Error::Duration { positive: true, .. } => "Give an interval above zero, or leave it out.".into(),
             Error::Duration { positive: false, .. } => "Give an interval of zero or more, or leave it out.".into(),
             Error::ArrayNull { .. } => "Leave the element out.".into(),
+            Error::Uncommitted { .. } => "Commit it first: until then the board does not know of the changes.".into(),
+            Error::NoMemory { .. } => "Try again when the server has more memory to spare.".into(),
             Error::ReadOnly { .. } => "Connect to the primary, or start a transaction that is not read only.".into(),
         }
     }

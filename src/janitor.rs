@@ -5,10 +5,12 @@
 //!
 //! - *reap*: takes back expired leases and ended pins
 //! - *flush*: writes changed passes into harvest_fair.key_state, also at shutdown
-//! - *sweep*: loads queues that nobody has touched, and adds to the board what it missed
+//! - *sweep*: loads queues that nobody has touched, and tells the board what it missed
 //! - *prune*: forgets idle keys (rule 8); *retention*: deletes finished tasks in small batches
 
 mod flush;
+mod news;
+mod policy;
 mod retention;
 mod sweep;
 
@@ -215,8 +217,8 @@ fn stopping() -> bool {
     STOPPING.load(Ordering::Relaxed)
 }
 
-/// Sleeps, unless the janitor was told to end.
-fn pause(length: Duration) {
+/// Sleeps, until somebody sets this process's latch at the latest.
+pub fn pause(length: Duration) {
     // SAFETY: waits on this process's own latch; a death of the postmaster ends the process.
     unsafe {
         let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
@@ -248,6 +250,7 @@ fn rounds(scope: u64, database: pg_sys::Oid) -> End {
         guarded("write refused changes to the audit", || {
             round(|| audit::write_refused(scope));
         });
+        news::look(scope);
         if now() >= next_flush {
             guarded("save passes", || round(|| flush::flush(scope)));
             next_flush = now() + config::flush_interval();

@@ -162,6 +162,11 @@ pub fn note_early(queue: QueueId, name: &QueueRef) {
     });
 }
 
+/// Whether this transaction has done something that the board learns of, or may have to undo, when it ends.
+pub fn are_pending() -> bool {
+    EFFECTS.with_borrow(|e| !e.is_empty())
+}
+
 /// Marks that this session loads a queue.
 pub fn loading(queue: QueueRef) {
     EFFECTS.with_borrow_mut(|e| e.loading = Some(queue));

@@ -43,6 +43,8 @@ pub enum OnCommit {
     },
     /// A lease of the queue ends then.
     LeaseDue { queue: QueueRef, at: i64 },
+    /// So many leases of the queue have run out, and their tasks were taken back.
+    Expired { queue: QueueRef, leases: usize },
     /// A pin of the queue ends then, or (at the far end of time) there are pinned rows.
     UnpinDue { queue: QueueRef, at: i64 },
     /// Every task is gone (TRUNCATE waits for all claims, so none is in flight).
@@ -77,7 +79,7 @@ impl OnCommit {
 }
 
 /// What the board knows of a queue's settings.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct BoardSettings {
     /// The scheduler's share.
     pub policy: Policy,
@@ -88,10 +90,20 @@ pub struct BoardSettings {
 }
 
 impl BoardSettings {
+    /// What is in force on the board.
+    pub fn of(sched: &Sched, queue: QueueId) -> BoardSettings {
+        let extras = shmem::extras(queue);
+        BoardSettings {
+            policy: sched.policy(queue),
+            lease: extras.own_lease(),
+            queue_weight: extras.own_queue_weight(),
+        }
+    }
+
     /// Puts them on the board; from the next claim on they hold for the whole backlog.
     pub fn put(&self, sched: &mut Sched, queue: QueueId, now: i64) {
         sched.set_policy(queue, &self.policy, now);
-        shmem::extras(queue).set(self.lease, self.queue_weight);
+        shmem::extras(queue).set(self.lease, self.queue_weight, now);
     }
 }
 
@@ -163,6 +175,11 @@ pub fn apply(sched: &mut Sched, effect: OnCommit, now: i64, wakes: &mut Vec<Wake
         OnCommit::LeaseDue { queue, at } => {
             if let Some(queue) = find_live(sched, &queue) {
                 sched.note_lease_due(queue, at);
+            }
+        }
+        OnCommit::Expired { queue, leases } => {
+            if let Some(queue) = find_live(sched, &queue) {
+                sched.counters(queue).expired_leases += leases as u64;
             }
         }
         OnCommit::UnpinDue { queue, at } => {

@@ -16,7 +16,7 @@ use pgrx::prelude::*;
 pub use super::refused::Refused;
 use super::refused::Ring;
 use crate::config;
-use crate::sfq::{QueueId, Sched};
+use crate::sfq::{QueueId, Sched, Snapshot};
 
 const NAME: &CStr = c"harvest_fair";
 /// Databases of one server that can have a janitor at a time.
@@ -72,11 +72,13 @@ pub struct Extras {
     lease: AtomicI64,
     /// Bits of the weight with which the queue is drawn; all zeros stand for 1.
     draw: AtomicU64,
+    /// When the settings were last put on the board (µs).
+    since: AtomicI64,
 }
 
 impl Extras {
     /// Sets both; `None` is the default.
-    pub fn set(&self, lease: Option<i64>, queue_weight: Option<f64>) {
+    pub fn set(&self, lease: Option<i64>, queue_weight: Option<f64>, now: i64) {
         self.lease.store(lease.unwrap_or(0), Ordering::Relaxed);
         // A weight of 0 is kept apart from "not set" by its sign bit.
         let bits = queue_weight.map_or(0, |w| {
@@ -87,22 +89,33 @@ impl Extras {
             }
         });
         self.draw.store(bits, Ordering::Relaxed);
+        self.since.store(now, Ordering::Relaxed);
+    }
+
+    /// The queue's own length of a lease (µs).
+    pub fn own_lease(&self) -> Option<i64> {
+        Some(self.lease.load(Ordering::Relaxed)).filter(|lease| *lease != 0)
+    }
+
+    /// The queue's own weight.
+    pub fn own_queue_weight(&self) -> Option<f64> {
+        let bits = self.draw.load(Ordering::Relaxed);
+        (bits != 0).then(|| f64::from_bits(bits).abs())
     }
 
     /// Length of a lease (µs): the queue's own, else the session's default.
     pub fn lease(&self) -> i64 {
-        match self.lease.load(Ordering::Relaxed) {
-            0 => config::default_lease(),
-            lease => lease,
-        }
+        self.own_lease().unwrap_or_else(config::default_lease)
     }
 
     /// The weight with which the queue is drawn.
     pub fn queue_weight(&self) -> f64 {
-        match self.draw.load(Ordering::Relaxed) {
-            0 => 1.0,
-            bits => f64::from_bits(bits).abs(),
-        }
+        self.own_queue_weight().unwrap_or(1.0)
+    }
+
+    /// Since when all settings of the queue are in force (µs).
+    pub fn since(&self) -> i64 {
+        self.since.load(Ordering::Relaxed)
     }
 }
 
@@ -259,6 +272,26 @@ pub fn with<R>(f: impl FnOnce(&mut Sched) -> R) -> R {
     let result = f(&mut sched);
     drop(held);
     result
+}
+
+/// Copies the board. The lock is held for one pass over what is in use.
+pub fn snapshot(memory: &mut Snapshot) -> Option<Sched<'_>> {
+    let shared = shared();
+    let max_queues = shared.max_queues.load(Ordering::Relaxed);
+    let mut copy = memory
+        .board(max_queues, shared.max_keys.load(Ordering::Relaxed))
+        .ok()?;
+    with(|sched| sched.copy_to(&mut copy));
+    Some(copy)
+}
+
+/// Memory for [`snapshot`].
+pub fn snapshot_memory() -> Option<Snapshot> {
+    let shared = shared();
+    Snapshot::new(
+        shared.max_queues.load(Ordering::Relaxed),
+        shared.max_keys.load(Ordering::Relaxed),
+    )
 }
 
 /// How often the board was emptied after an error inside the critical section.

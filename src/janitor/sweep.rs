@@ -1,24 +1,19 @@
 //! The sweep: finds pending rows that the board does not know of (prepared transactions, sessions without triggers, keys
-//! for which the board had no room), and running counts that differ from the table.
+//! for which the board had no room), and running counts, weights and settings that differ from the tables.
 //!
 //! A row that looks missed may just be on its way: claimed but not committed, or committed by a session that has not
 //! yet told the board. So what looks missed is looked at again after a pause, and healed if it is still there, nobody
 //! holds it, and nothing has happened in its lane.
 
-use std::cell::RefCell;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use pgrx::pg_sys::panic::ErrorReport;
-use pgrx::prelude::*;
-
-use super::round;
-use crate::board::{self, now, shmem, stored_key, stored_priority, wait};
-use crate::errors::quoted;
-use crate::names::Weight;
+use super::policy::{find_stale, tell};
+use super::{news, round};
+use crate::board::{self, now, stored_key, stored_priority, wait};
 use crate::observe::state::of_scope;
 use crate::sfq::{QueueId, Row, RunningCount, Sched};
-use crate::tasks::load::{ensure_loaded, read_overrides, schedule_reaping};
+use crate::tasks::load::{ensure_loaded, schedule_reaping};
 use crate::tasks::table::{LaneKey, TaskTable, TupleLock};
 
 /// How long a row must look missed.
@@ -32,6 +27,14 @@ struct Suspect {
     generation: u32,
 }
 
+/// What the board knows of a queue besides its tiers.
+#[derive(Default)]
+struct Aside {
+    weights: HashMap<String, f64>,
+    /// Keys with running tasks that stand in no tier.
+    running: Vec<String>,
+}
+
 /// Sweeps all queues of a database. True if the board had no room for something.
 pub fn sweep(scope: u64) -> bool {
     let queues = round(|| {
@@ -43,34 +46,47 @@ pub fn sweep(scope: u64) -> bool {
         }
         of_scope(scope)
     });
+    let mut asides = HashMap::<QueueId, Aside>::new();
+    board::with(|sched| {
+        sched.keys(|queue, view| {
+            let running = view.is_aside && view.running > 0;
+            if !running && view.weight.is_none() {
+                return;
+            }
+            let (aside, key) = (asides.entry(queue).or_default(), view.key.as_str());
+            if let Some(weight) = view.weight {
+                aside.weights.insert(key.to_owned(), weight);
+            }
+            if running {
+                aside.running.push(key.to_owned());
+            }
+        });
+    });
     let mut full = false;
     for (queue, name) in queues {
         if super::stopping() {
             break;
         }
-        full |= sweep_queue(queue, &name);
+        full |= sweep_queue(queue, &name, asides.remove(&queue).unwrap_or_default());
     }
     full
 }
 
-fn sweep_queue(queue: QueueId, name: &str) -> bool {
-    let rejected = |sched: &mut Sched| sched.counters(queue).full_rejections;
-    let before = board::with(rejected);
-    let Some((suspects, miscounts)) = round(|| {
+fn sweep_queue(queue: QueueId, name: &str, aside: Aside) -> bool {
+    let Some((suspects, miscounts, stale)) = round(|| {
         let table = TaskTable::open().ok()?;
         schedule_reaping(&table, queue, name);
-        if before > 0 {
-            set_overrides(queue, name);
-        }
         Some((
             find_missed(&table, queue, name),
-            find_miscounted(&table, queue, name),
+            find_miscounted(&table, queue, name, &aside.running),
+            find_stale(queue, name, aside.weights),
         ))
     }) else {
         return false;
     };
-    if suspects.is_empty() && miscounts.is_empty() {
-        warn_if_full(name, false);
+    if suspects.is_empty() && miscounts.is_empty() && stale.is_empty() {
+        news::full(name, false);
+        news::healed(name, 0, 0);
         return false;
     }
     let until = Instant::now() + PAUSE;
@@ -78,6 +94,7 @@ fn sweep_queue(queue: QueueId, name: &str) -> bool {
         super::pause(until.saturating_duration_since(Instant::now()));
     }
     let mut healed = 0;
+    let mut set = 0;
     let mut left_out = 0;
     round(|| {
         let Ok(table) = TaskTable::open() else { return };
@@ -88,23 +105,15 @@ fn sweep_queue(queue: QueueId, name: &str) -> bool {
                 Heal::NotMissed => {}
             }
         }
-        recount(&table, queue, name, &miscounts);
+        set += recount(&table, queue, name, &miscounts);
+        set += tell(queue, name, stale);
     });
-    if healed > 0 {
+    if healed + set > 0 {
         wait::wake_all(queue);
     }
-    warn_if_full(name, left_out > 0);
+    news::full(name, left_out > 0);
+    news::healed(name, healed, set);
     left_out > 0
-}
-
-/// Overrides may have found no room when they were set.
-fn set_overrides(queue: QueueId, name: &str) {
-    let overrides = read_overrides(name);
-    board::with(|sched| {
-        for (key, weight) in &overrides {
-            let _ = sched.set_override(queue, &stored_key(key), Weight::new(*weight).ok());
-        }
-    });
 }
 
 /// Lanes whose first row the board does not know of.
@@ -191,7 +200,12 @@ struct Miscount {
 }
 
 /// Keys whose running count differs from the table, while no claim of theirs is under way.
-fn find_miscounted(table: &TaskTable, queue: QueueId, name: &str) -> HashMap<String, Miscount> {
+fn find_miscounted<'k>(
+    table: &TaskTable,
+    queue: QueueId,
+    name: &str,
+    aside: impl IntoIterator<Item = &'k String>,
+) -> HashMap<String, Miscount> {
     // The board first: what changes while the table is read shows in its counts' changes.
     let mut board_counts = HashMap::<String, RunningCount>::new();
     board::with(|sched| {
@@ -199,6 +213,10 @@ fn find_miscounted(table: &TaskTable, queue: QueueId, name: &str) -> HashMap<Str
             let count = sched.running_count(queue, &entry.key);
             board_counts.insert(entry.key.as_str().to_owned(), count);
         });
+        for key in aside {
+            let count = sched.running_count(queue, &stored_key(key));
+            board_counts.insert(key.clone(), count);
+        }
     });
     let mut table_counts = HashMap::<String, i32>::new();
     table.running(name, |key| {
@@ -218,51 +236,28 @@ fn find_miscounted(table: &TaskTable, queue: QueueId, name: &str) -> HashMap<Str
         .collect()
 }
 
-/// Sets the counts that differ in the same way as before, and have not changed on the board since.
-fn recount(table: &TaskTable, queue: QueueId, name: &str, before: &HashMap<String, Miscount>) {
+/// Sets the counts that differ in the same way as before, and have not changed on the board since. How many.
+fn recount(
+    table: &TaskTable,
+    queue: QueueId,
+    name: &str,
+    before: &HashMap<String, Miscount>,
+) -> usize {
     if before.is_empty() {
-        return;
+        return 0;
     }
-    let again = find_miscounted(table, queue, name);
+    let again = find_miscounted(table, queue, name, before.keys());
+    let mut set = 0;
     board::with(|sched| {
         for (key, miscount) in before {
             if again
                 .get(key)
                 .is_some_and(|now| now.table == miscount.table)
+                && sched.recount(queue, &stored_key(key), miscount.board, miscount.table)
             {
-                sched.recount(queue, &stored_key(key), miscount.board, miscount.table);
+                set += 1;
             }
         }
     });
-}
-
-/// Says once that the board is full, and again only after it had room for everything.
-fn warn_if_full(queue: &str, full: bool) {
-    thread_local! {
-        static FULL: RefCell<HashSet<String>> = RefCell::new(HashSet::new());
-    }
-    let news = FULL.with_borrow_mut(|known| {
-        if full {
-            known.insert(queue.to_owned())
-        } else {
-            {
-                known.remove(queue);
-                false
-            }
-        }
-    });
-    if news {
-        ErrorReport::new(
-            PgSqlErrorCode::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
-            format!(
-                "no room on the board for more keys of queue {}: all {} slots are in use",
-                quoted(queue),
-                shmem::max_keys()
-            ),
-            "harvest_fair",
-        )
-        .set_detail("Their tasks wait until other keys have no work left.")
-        .set_hint("Raise harvest_fair.max_keys and restart the server.")
-        .report(PgLogLevel::WARNING);
-    }
+    set
 }

@@ -12,7 +12,7 @@ use super::tree::{Links, NIL, Nodes};
 use super::{Error, Sched};
 
 /// Written into a region when it is set up; changes with the layout of the records.
-const MAGIC: u64 = u64::from_le_bytes(*b"hfboard2");
+const MAGIC: u64 = u64::from_le_bytes(*b"hfboard3");
 
 /// Marks types whose every bit pattern, all-zero included, is a valid value.
 ///
@@ -91,6 +91,18 @@ impl<T> Pool<'_, T> {
     {
         *self.nothing = T::ZERO;
         self.records.fill(T::ZERO);
+    }
+
+    /// Copies the records of another pool that have ever been in use, according to `free`; as many as there is room for.
+    pub fn copy_from(&mut self, other: &Pool<'_, T>, free: &FreeSlots)
+    where
+        T: Copy,
+    {
+        *self.nothing = *other.nothing;
+        let used = free.used_so_far as usize;
+        for (to, from) in self.records.iter_mut().zip(&*other.records).take(used) {
+            *to = *from;
+        }
     }
 
     /// All slots that have ever been in use, according to `free`.

@@ -23,6 +23,7 @@
 //! | `policy` | the settings of a queue |
 //! | `upkeep` | what the keeper of a board needs besides claims |
 //! | `view` | what an observer sees, and the check of all invariants |
+//! | `inspect` | a copy of the board, to be compared with the tables |
 //! | `preview` | the next claims, without claiming |
 //! | `claim` | the driver: from pick to locked row, over any board and any table |
 //!
@@ -41,6 +42,7 @@ mod bucket;
 mod claim;
 mod gate;
 mod group;
+mod inspect;
 mod keys;
 mod lane;
 mod node;
@@ -61,6 +63,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 
 pub use account::Accounted;
 pub use claim::{Board, Claimed, Lane, Locked, Rows, claim};
+pub use inspect::{KeyView, LaneView, Snapshot};
 pub use lane::{Next, Row, RowPos};
 pub use pick::{Charge, LaneRef, Order, Pick};
 pub use policy::Policy;

@@ -133,6 +133,7 @@ impl Sched<'_> {
                 self.shift(group, clock);
             }
             self.start_at_zero(slot, priority);
+            self.counters(queue).rebases += 1;
         }
         let group = self.entries.get(entry).group;
         let clock = self.entries.get(group).keys().clock();
@@ -142,6 +143,7 @@ impl Sched<'_> {
                 sched.mark_dirty_slot(entry);
             });
             self.set_keys_clock(group, Ticks::ZERO);
+            self.counters(queue).rebases += 1;
         }
     }
 

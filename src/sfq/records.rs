@@ -83,6 +83,8 @@ pub struct Counters {
     pub load_micros: u64,
     pub sweeps: u64,
     pub expired_leases: u64,
+    /// How often virtual time of a tier or a group was started anew.
+    pub rebases: u64,
 }
 
 /// The order of sleeping entries by wake-up time.

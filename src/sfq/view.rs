@@ -241,7 +241,7 @@ impl Sched<'_> {
         self.check_tenants()
     }
 
-    fn check_queue(&self, slot: u32, queue: &QueueRec) -> Result<u32, String> {
+    pub(super) fn check_queue(&self, slot: u32, queue: &QueueRec) -> Result<u32, String> {
         let (mut count, mut dirty, mut timed) = (0, 0, 0);
         let mut in_tier = [(0, 0, 0); Priority::COUNT];
         let (mut at, mut before) = (queue.entries.first, NIL);

@@ -141,7 +141,7 @@ fn load_as_others(table: &TaskTable, queue: QueueId, name: QueueRef) {
 
 /// The settings of a queue as they stand in the table. What a DBA has stored there without the trigger and against the
 /// rules counts as not set: claims must go on.
-fn read_settings(queue: &str) -> BoardSettings {
+pub fn read_settings(queue: &str) -> BoardSettings {
     let stored = spi::connect(|spi| as_others_see(spi, queue));
     Settings::read(&stored).unwrap_or_default().on_board()
 }

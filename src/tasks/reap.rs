@@ -8,7 +8,7 @@ use super::load::NEVER;
 use super::statements as sql;
 use super::table::{TaskTable, Tid, TupleLock};
 use super::timestamp;
-use crate::board::{self, QueueRef, effects, stored_priority};
+use crate::board::{self, OnCommit, QueueRef, effects, stored_priority};
 use crate::names::Priority;
 use crate::sfq::{QueueId, Row};
 use crate::spi::{self, Statement};
@@ -62,6 +62,12 @@ pub fn reap(table: &TaskTable, queue: QueueId, name: &QueueRef, now: i64) -> boo
         // What somebody else holds is about to be settled, and else looked at again.
         let again = (locked.len() < expired.len()).then_some(now.saturating_add(HELD_RECHECK));
         reaped |= put_back(&locked, &sql::REAP, &[Some(timestamp(now))]);
+        if !locked.is_empty() {
+            effects::on_commit(OnCommit::Expired {
+                queue: name.clone(),
+                leases: locked.len(),
+            });
+        }
         if let Some(at) = again.or(next) {
             board::with(|sched| sched.note_lease_due(queue, at));
         }

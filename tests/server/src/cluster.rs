@@ -247,11 +247,26 @@ impl Cluster {
     /// `kill -9`: no handler of the process runs. The server then restarts all of its processes by itself; see
     /// [`Cluster::wait_for_recovery`].
     pub fn kill_9(&self, pid: i32) {
-        self.environment.run(
-            self.environment
-                .command("kill")
-                .args(["-9", &pid.to_string()]),
-        );
+        self.signal(pid, "KILL");
+    }
+
+    /// Sends a signal to one of the server's processes.
+    pub fn signal(&self, pid: i32, signal: &str) {
+        self.environment.run(self.environment.command("kill").args([
+            "-s",
+            signal,
+            &pid.to_string(),
+        ]));
+    }
+
+    /// From now on one of the server's processes can write into no file beyond `bytes`, as if its disk were full.
+    pub fn limit_files(&self, pid: i32, bytes: u64) {
+        self.environment
+            .run(self.environment.command("prlimit").args([
+                "--pid",
+                &pid.to_string(),
+                &format!("--fsize={bytes}"),
+            ]));
     }
 
     /// Waits until the server takes connections again after a crash. `witness` is a connection from before it, which

@@ -44,7 +44,7 @@ impl Drop for Role<'_> {
 }
 
 /// Calls that the bundles are made for, with the bundles that may make them. `$id` and `$lease` are of a running task.
-const CALLS: [(&str, &[&str]); 22] = [
+const CALLS: [(&str, &[&str]); 23] = [
     (
         "SELECT fair_enqueue('q', fairness_key => 'A')",
         &["producer"],
@@ -75,6 +75,7 @@ const CALLS: [(&str, &[&str]); 22] = [
     ("SELECT fair_cancel(4711)", &["admin"]),
     ("SELECT fair_retry(4711)", &["admin"]),
     ("SELECT * FROM fair_state('q')", &["admin"]),
+    ("SELECT * FROM harvest_fair.check()", &["admin"]),
     ("SELECT * FROM harvest_fair.stats", &["admin"]),
     ("SELECT * FROM harvest_fair.task", &["admin"]),
     ("SELECT * FROM harvest_fair.weight", &["admin"]),

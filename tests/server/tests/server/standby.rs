@@ -40,6 +40,13 @@ fn a_promoted_standby_goes_on_where_the_primary_was() {
         "",
     );
     expect_error(&mut reader, "SELECT fair_enqueue('q')", "25006", "", "");
+    expect_error(
+        &mut reader,
+        "SELECT * FROM harvest_fair.check()",
+        "25006",
+        "harvest_fair.check",
+        "Connect to the primary",
+    );
     let running: i64 = one(
         &mut reader,
         "SELECT count(*) FROM harvest_fair.task WHERE state = 'running'",

@@ -117,6 +117,21 @@ pub fn state(client: &mut Client, queue: &str, key: &str) -> KeyState {
         .clone()
 }
 
+/// What `harvest_fair.check()` finds, a line for each difference: queue, priority, key, what, on the board, in the table.
+#[track_caller]
+pub fn differences(client: &mut Client) -> Vec<String> {
+    client
+        .query(
+            "SELECT concat_ws('|', queue, coalesce(priority::text, '-'), coalesce(fairness_key, '-'), what,
+                              coalesce(on_board, '-'), coalesce(in_table, '-')) FROM harvest_fair.check()",
+            &[],
+        )
+        .unwrap_or_else(|error| panic!("harvest_fair.check: {error:?}"))
+        .iter()
+        .map(|row| row.get(0))
+        .collect()
+}
+
 /// One counter of `harvest_fair.stats`; 0 for a queue without a line.
 #[track_caller]
 pub fn stat(client: &mut Client, queue: &str, column: &str) -> i64 {
