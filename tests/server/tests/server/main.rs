@@ -20,6 +20,7 @@ mod isolation;
 mod janitor;
 mod life;
 mod maintenance;
+mod memory;
 mod naive;
 mod observe;
 mod order;
