@@ -23,6 +23,7 @@ mod life;
 mod load;
 mod logs;
 mod maintenance;
+mod memory;
 mod naive;
 mod observe;
 mod order;
