@@ -5,7 +5,7 @@
 //! yet told the board. So what looks missed is looked at again after a pause, and healed if it is still there, nobody
 //! holds it, and nothing has happened in its lane.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use super::policy::{find_stale, tell};
@@ -18,6 +18,8 @@ use crate::tasks::table::{LaneKey, TaskTable, TupleLock};
 
 /// How long a row must look missed.
 const PAUSE: Duration = Duration::from_millis(50);
+/// Lanes closed under one hold of the lock.
+const LANES_A_HOLD: usize = 256;
 
 struct Suspect {
     priority: i16,
@@ -116,18 +118,18 @@ fn sweep_queue(queue: QueueId, name: &str, aside: Aside) -> bool {
     left_out > 0
 }
 
-/// Lanes whose first row the board does not know of.
+/// Lanes whose first row the board does not know of. Those of which the board alone knows are closed: their rows were
+/// deleted, or moved by somebody whom no trigger watches.
 fn find_missed(table: &TaskTable, queue: QueueId, name: &str) -> Vec<Suspect> {
     let mut suspects = Vec::new();
+    // Before the table is looked at: what becomes visible meanwhile shows in the lanes' generations.
+    let open = board::with(|sched| sched.open_lanes(queue));
+    let mut seen = HashSet::new();
     table.walk_lanes(name, |priority, key, band, row| {
+        let (tier, stored) = (stored_priority(priority), stored_key(key));
         let missed = board::with(|sched| {
-            sched.missed(
-                queue,
-                stored_priority(priority),
-                &stored_key(key),
-                band,
-                row.pos,
-            )
+            seen.extend(sched.lane_of(queue, tier, &stored, band));
+            sched.missed(queue, tier, &stored, band, row.pos)
         });
         if let Some(generation) = missed {
             suspects.push(Suspect {
@@ -139,6 +141,14 @@ fn find_missed(table: &TaskTable, queue: QueueId, name: &str) -> Vec<Suspect> {
             });
         }
     });
+    let now = now();
+    for lanes in open.chunks(LANES_A_HOLD) {
+        board::with(|sched| {
+            for open in lanes.iter().filter(|open| !seen.contains(&open.lane)) {
+                sched.close_unseen(open, now);
+            }
+        });
+    }
     suspects
 }
 

@@ -298,6 +298,15 @@ impl Lane {
         }
     }
 
+    /// Somebody who looked at the table since the lane's generation was this one saw no row of the lane. True if it closed.
+    pub fn close_unseen(&mut self, generation: u32) -> bool {
+        let gone = self.is_open() && self.generation == generation;
+        if gone {
+            self.shut();
+        }
+        gone
+    }
+
     /// Gives back what was taken, as if it never had been.
     pub fn give_back(&mut self, taken: &Taken) {
         if !taken.exact() {

@@ -71,7 +71,7 @@ pub use preview::{Aside, Copied, CopyBuffer, preview};
 pub use queue::{QueueState, QueueView};
 pub use records::Counters;
 pub use ticks::Ticks;
-pub use upkeep::RunningCount;
+pub use upkeep::{OpenLane, RunningCount};
 pub use view::{DirtyEntry, EntryView, GroupView, Usage, Waiting};
 pub use wake::Noted;
 

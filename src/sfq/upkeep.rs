@@ -1,7 +1,7 @@
 //! What the keeper of a board needs besides claims: rows claimed aside from the order, what a sweep has found, and
 //! resets after the tables were emptied.
 
-use super::pick::Charge;
+use super::pick::{Charge, LaneRef};
 use super::records::IDLE;
 use super::tree::NIL;
 use super::{Accounted, QueueId, QueueState, Refused, Row, RowPos, Sched, Ticks};
@@ -15,6 +15,13 @@ pub struct RunningCount {
     pub changes: u16,
     /// A claim of the key is under way: counted here, not yet visible in the table.
     pub in_flight: bool,
+}
+
+/// A lane that the board believes to hold rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenLane {
+    pub lane: LaneRef,
+    generation: u32,
 }
 
 impl QueueId {
@@ -118,6 +125,59 @@ impl Sched<'_> {
         }
         let lane = self.entries.get(slot).lanes.get(usize::from(band.min(1)))?;
         (!lane.is_open() || pos < lane.cursor).then_some(lane.generation)
+    }
+
+    /// The open lanes of a queue, but for those of keys with a claim under way. O(the queue's keys).
+    pub fn open_lanes(&self, queue: QueueId) -> Vec<OpenLane> {
+        let mut open = Vec::new();
+        let mut slot = self.queues.get(self.queue_slot(queue)).entries.first;
+        while slot != NIL {
+            let record = self.entries.get(slot);
+            let entry = self.entry_id(slot);
+            for (band, lane) in (0u8..).zip(&record.lanes) {
+                if lane.is_open() && record.in_flight == 0 {
+                    open.push(OpenLane {
+                        lane: LaneRef { entry, band },
+                        generation: lane.generation,
+                    });
+                }
+            }
+            slot = record.siblings.next;
+        }
+        open
+    }
+
+    /// The lane of a key that the board knows.
+    pub fn lane_of(
+        &self,
+        queue: QueueId,
+        priority: Priority,
+        key: &FairnessKey<'_>,
+        band: u8,
+    ) -> Option<LaneRef> {
+        let slot = match self.queue_slot(queue) {
+            NIL => NIL,
+            queue => self.find_entry(queue, priority, key),
+        };
+        (slot != NIL).then(|| LaneRef {
+            entry: self.entry_id(slot),
+            band: band.min(1),
+        })
+    }
+
+    /// Closes a lane of which no row was seen since [`Sched::open_lanes`] named it: its rows were deleted behind the board's
+    /// back. Not if one has become visible since, or a claim is under way. True if it closed.
+    pub fn close_unseen(&mut self, open: &OpenLane, now: i64) -> bool {
+        let slot = self.entry_slot(open.lane.entry);
+        if slot == NIL || self.entries.get(slot).in_flight > 0 {
+            return false;
+        }
+        let lane = self.lane_mut(slot, open.lane.band);
+        let closed = lane.is_some_and(|lane| lane.close_unseen(open.generation));
+        if closed {
+            self.refresh(slot, now);
+        }
+        closed
     }
 
     /// Whether a key that is new to the board would find room.

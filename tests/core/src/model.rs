@@ -152,6 +152,11 @@ impl Default for Model {
     }
 }
 
+/// A row's own weight as the rate of its key goes by it: in single precision.
+fn single(weight: Option<f64>) -> f64 {
+    f64::from(weight.unwrap_or(1.0) as f32)
+}
+
 /// `max(1, round(cost * 1e6 / weight))`.
 pub fn step(cost: f64, weight: f64) -> i128 {
     ((cost * UNIT / weight).round() as i128).max(1)
@@ -250,7 +255,7 @@ impl Model {
         self.touch(task.priority, &task.key);
         self.own_weights
             .entry(task.key.clone())
-            .or_insert(task.weight.unwrap_or(1.0));
+            .or_insert(single(task.weight));
         self.tasks.insert(task.id, task);
         self.settle(now);
     }
@@ -311,7 +316,7 @@ impl Model {
         self.tokens.add(self.policy.rate, -1.0, now);
         self.add_tokens(&task.key, 0.0, now);
         self.own_weights
-            .insert(task.key.clone(), task.weight.unwrap_or(1.0));
+            .insert(task.key.clone(), single(task.weight));
         self.add_tokens(&task.key, -1.0, now);
     }
 

@@ -1,9 +1,13 @@
 //! Direct changes of task rows by a DBA are respected at the next claim.
 
-use harvest_fair_server_tests::{Cluster, claim, claim_one, count, enqueue, flood, keys_of, one};
+use harvest_fair_server_tests::{
+    Cluster, PATIENCE, claim, claim_one, count, enqueue, flood, keys_of, one, wait_until,
+};
 use postgres::Client;
 
-use crate::support::{assert_all_different, assert_near, claims, drain, execute, state};
+use crate::support::{
+    assert_all_different, assert_near, brisk_options, claims, drain, execute, state,
+};
 
 fn with_backlog(client: &mut Client) {
     flood(client, "q", "A", 10, "1 hour");
@@ -317,4 +321,30 @@ fn a_locked_row_is_served_as_soon_as_it_is_free_though_its_key_has_a_later_task(
     assert!(drain(&mut client, "q", 1).is_empty());
     transaction.rollback().unwrap();
     assert_eq!(claim_one(&mut client, "q").id, due);
+}
+
+#[test]
+fn queues_whose_tasks_were_all_deleted_give_their_place_to_others() {
+    let cluster = Cluster::start(brisk_options().set("harvest_fair.max_queues", 3));
+    let db = cluster.database();
+    let mut client = db.connect();
+    for delete in [
+        "DELETE FROM harvest_fair.task",
+        "TRUNCATE harvest_fair.task",
+    ] {
+        for queue in ["a", "b", "c"] {
+            flood(&mut client, queue, "k", 2, "1 hour");
+            flood(&mut client, queue, "later", 2, "-1 hour");
+            execute(&mut client, &format!("SELECT fair_lag('{queue}')"));
+        }
+        execute(&mut client, delete);
+        wait_until("the board knows that they are empty", PATIENCE, || {
+            let busy =
+                "SELECT count(*) FROM fair_state() WHERE eligible OR waiting_for IS NOT NULL";
+            one::<i64>(&mut client, busy, &[]) == 0
+        });
+        enqueue(&mut client, "d", Some("k"));
+        assert_eq!(claim(&mut client, "d", "w", 5).len(), 1, "{delete}");
+        execute(&mut client, "DELETE FROM harvest_fair.task");
+    }
 }
