@@ -6,12 +6,13 @@
 export PG PG_CONFIG
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak bench bench-quick install all psql lint freeze deb dist clean
+.PHONY: help demo test soak mutations bench bench-quick install all psql lint freeze deb dist clean
 
 help:
 	@echo 'make demo      watch real tenants share a queue, without fairness and with it'
 	@echo 'make test      all tests, on a private Postgres 18'
 	@echo 'make soak      five minutes of faults under load, on a private server'
+	@echo 'make mutations break the scheduling core in dozens of ways, and see that its tests notice, about 15 minutes'
 	@echo 'make bench     measure against what one would use instead, about 25 minutes, into bench/RESULTS.md'
 	@echo 'make bench-quick   the same with tiny sizes, to see that it works'
 	@echo 'make psql      a prompt on a private server with the extension'
@@ -33,6 +34,8 @@ test:
 
 soak:
 	@scripts/soak.sh
+mutations:
+	@scripts/mutations.sh
 
 # What pgxn(1) calls before install: set-up, and a build that install finds done.
 all:
