@@ -34,6 +34,7 @@ test:
 
 soak:
 	@scripts/soak.sh
+
 mutations:
 	@scripts/mutations.sh
 
