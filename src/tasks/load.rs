@@ -1,5 +1,6 @@
 //! Loading: what the board knows of a queue, read from the tables.
 
+use std::collections::HashMap;
 use std::time::Instant;
 
 use pgrx::pg_sys;
@@ -88,16 +89,8 @@ fn load(table: &TaskTable, queue: QueueId, name: QueueRef) {
 fn load_as_others(table: &TaskTable, queue: QueueId, name: QueueRef) {
     let started = Instant::now();
     effects::loading(name.clone());
-    let settings = read_settings(&name.name);
-    let overrides = read_overrides(&name.name);
+    put_policy(queue, &name.name);
     let passes = read_passes(&name.name);
-    board::with(|sched| {
-        settings.put(sched, queue, now());
-        for (key, weight) in &overrides {
-            // No room on the board: the sweep tries again.
-            let _ = sched.set_override(queue, &stored_key(key), Weight::new(*weight).ok());
-        }
-    });
     let now = now();
     for chunk in passes.chunks(KEYS_A_HOLD) {
         board::with(|sched| {
@@ -139,6 +132,37 @@ fn load_as_others(table: &TaskTable, queue: QueueId, name: QueueRef) {
     unsafe { pg_sys::ConditionVariableBroadcast(shmem::loading()) };
 }
 
+/// Puts settings and overrides on the board, until they are what the table holds: what somebody commits between a look at
+/// the table and the board's turn has come to the board already, and would be overwritten.
+fn put_policy(queue: QueueId, name: &str) {
+    let read = || {
+        let overrides: HashMap<String, f64> = read_overrides(name).into_iter().collect();
+        (read_settings(name), overrides)
+    };
+    let mut known = read();
+    let mut gone: Vec<String> = Vec::new();
+    loop {
+        let (settings, overrides) = &known;
+        board::with(|sched| {
+            settings.put(sched, queue, now());
+            let set = overrides.iter().map(|(key, weight)| (key, Some(*weight)));
+            let cleared = gone.iter().map(|key| (key, None));
+            for (key, weight) in cleared.chain(set) {
+                // No room on the board: the sweep tries again.
+                let weight = weight.and_then(|weight| Weight::new(weight).ok());
+                let _ = sched.set_override(queue, &stored_key(key), weight);
+            }
+        });
+        let again = read();
+        if again == known {
+            return;
+        }
+        let old = std::mem::replace(&mut known, again).1.into_keys();
+        gone.extend(old.filter(|key| !known.1.contains_key(key)));
+        gone.retain(|key| !known.1.contains_key(key));
+    }
+}
+
 /// The settings of a queue as they stand in the table. What a DBA has stored there without the trigger and against the
 /// rules counts as not set: claims must go on.
 pub fn read_settings(queue: &str) -> BoardSettings {
@@ -174,7 +198,7 @@ fn read_passes(queue: &str) -> Vec<(i16, String, i64, i64)> {
 
 /// Sets the running count of each key of the queue to what the table holds.
 fn count_running(table: &TaskTable, queue: QueueId, name: &str) {
-    let mut counts = std::collections::HashMap::<String, i32>::new();
+    let mut counts = HashMap::<String, i32>::new();
     table.running(name, |key| *counts.entry(key.to_owned()).or_default() += 1);
     let counts: Vec<_> = counts.into_iter().collect();
     for chunk in counts.chunks(KEYS_A_HOLD) {
