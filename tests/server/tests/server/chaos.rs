@@ -11,7 +11,7 @@ use postgres::{Client, Error, GenericClient};
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
-use crate::support::{assert_all_different, drain, execute, restless, stat, states};
+use crate::support::{assert_all_different, drain, execute, restless, stat, states, was_struck};
 
 const RUN: Duration = Duration::from_secs(12);
 
@@ -37,16 +37,9 @@ fn live(
         targets.pids.lock().unwrap().push(pid);
         while Instant::now() < end && !client.is_closed() {
             if let Err(error) = act(&mut client, &mut random) {
-                let code = error.code().map(|code| code.code().to_owned());
-                // Cancelled, terminated, or cut off; or a ROLLBACK was cancelled before. Anything else is a fault.
-                let expected = code
-                    .as_deref()
-                    .is_none_or(|code| ["57014", "57P01", "40P01", "25P02"].contains(&code));
-                assert!(expected, "{error:?}");
-                if code.as_deref() == Some("25P02") {
-                    // Cancelled again, it is tried again at the next turn.
-                    let _ = client.batch_execute("ROLLBACK");
-                }
+                assert!(was_struck(&error), "{error:?}");
+                // What it has left open must not reach the next turn. Cancelled too, it comes again then.
+                let _ = client.batch_execute("ROLLBACK");
                 targets.hits.fetch_add(1, Ordering::Relaxed);
             }
         }

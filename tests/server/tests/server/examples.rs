@@ -250,12 +250,22 @@ in_each_language! {
 fn a_restart_of_the_server_is_survived_by_a_worker_that_works_and_one_that_waits() {
     let cluster = Cluster::start(brisk_options());
     // A database for each, where it is alone.
-    let mut all: Vec<_> = Language::ALL
+    let workers: Vec<_> = Language::ALL
         .into_iter()
         .filter_map(|language| {
             let db = cluster.database();
-            let id = enqueue(&mut db.connect(), r#"{"seconds": 2}"#);
-            Worker::start(language, &db).map(|worker| (db, worker, id))
+            Worker::start(language, &db).map(|worker| (db, worker))
+        })
+        .collect();
+    for (db, _) in &workers {
+        wait_until_it_waits(&mut db.connect());
+    }
+    // All work at once, whatever their start has taken.
+    let mut all: Vec<_> = workers
+        .into_iter()
+        .map(|(db, worker)| {
+            let id = enqueue(&mut db.connect(), r#"{"seconds": 5}"#);
+            (db, worker, id)
         })
         .collect();
     for (db, _, id) in &all {

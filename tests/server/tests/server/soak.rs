@@ -16,7 +16,7 @@ use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::soak_ledger::{Ledger, Told};
-use crate::support::{differences, execute};
+use crate::support::{differences, execute, was_struck};
 
 /// How long a lease lasts in the test.
 const LEASE: Duration = Duration::from_secs(3);
@@ -71,13 +71,13 @@ impl World<'_> {
     }
 
     fn tolerate(&self, error: &Error) {
-        // No code: the connection broke. Else cancelled, terminated, or the server is on its way down or up.
+        // The server may be on its way down or up, too.
         let code = sqlstate_of(error);
-        let faults = ["", "57014", "57P01", "57P02", "57P03", "40P01", "53300"];
+        let is_restart = ["57P02", "57P03", "53300"].contains(&code);
         let is_disk = error
             .as_db_error()
             .is_some_and(|error| error.message().contains("File too large"));
-        assert!(is_disk || faults.contains(&code), "{error:?}");
+        assert!(is_disk || is_restart || was_struck(error), "{error:?}");
     }
 }
 

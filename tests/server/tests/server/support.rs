@@ -153,3 +153,11 @@ pub fn task_field(client: &mut Client, id: i64, expression: &str) -> Option<Stri
         &[&id],
     )
 }
+
+/// Whether a session met what strikes any session now and then: it was cancelled, terminated or cut off, met a deadlock,
+/// or the ROLLBACK after one of these was cancelled too.
+pub fn was_struck(error: &postgres::Error) -> bool {
+    error
+        .code()
+        .is_none_or(|code| ["57014", "57P01", "40P01", "25P02"].contains(&code.code()))
+}
