@@ -2,7 +2,9 @@
 
 pub mod audit;
 pub mod prune;
+mod queue_rows;
 pub mod queues;
+mod rows;
 pub mod settings;
 mod weight_rows;
 pub mod weights;

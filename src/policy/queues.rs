@@ -1,24 +1,17 @@
-//! `fair_configure`, `fair_queue`, `fair_pause`, `fair_resume`. A row trigger on harvest_fair.queue checks each change
-//! and puts it on the board at commit, so that plain SQL is as good as the functions.
+//! `fair_configure`, `fair_queue`, `fair_pause`, `fair_resume`.
 
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
-use pgrx::{AnyElement, JsonB, pg_sys};
+use pgrx::{AnyElement, JsonB};
 use serde_json::{Map, Value};
 
-use super::audit::{self, Change, audited};
+use super::audit::{Change, audited};
 use super::settings::Settings;
-use crate::board::{OnCommit, QueueRef, effects};
 use crate::errors::Error;
 use crate::json;
 use crate::spi;
-use crate::tasks::catalog::Catalog;
 use crate::tasks::functions::{queue_name, required};
 use crate::tasks::statements as sql;
-use crate::trigger::{self, Operation};
-
-/// The column of harvest_fair.queue that tells a restored row from a new one.
-const UPDATED_AT: i32 = 4;
 
 type SettingRow = (String, Option<JsonB>, String);
 
@@ -167,128 +160,4 @@ fn fair_pause(queue: Option<&str>, reason: Option<&str>) -> Result<bool, ErrorRe
 #[pg_extern(sql = false)]
 fn fair_resume(queue: Option<&str>, reason: Option<&str>) -> Result<bool, ErrorReport> {
     Ok(set_paused("resume", queue, false, reason)?)
-}
-
-/// The trigger function harvest_fair.admit_queue(): before a change it validates, after it the board is told.
-///
-/// # Safety
-/// Called by Postgres as a trigger.
-#[unsafe(no_mangle)]
-#[pg_guard]
-pub unsafe extern "C-unwind" fn admit_queue(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
-    // SAFETY: as Postgres calls a trigger function.
-    let data = unsafe { trigger::data(fcinfo, "harvest_fair.admit_queue()") };
-    match admit(data) {
-        Ok(tuple) => pg_sys::Datum::from(tuple),
-        Err(error) => error.raise(),
-    }
-}
-trigger::finfo!(pg_finfo_admit_queue);
-
-/// A row of harvest_fair.queue, as far as it is given.
-struct Given {
-    queue: Option<String>,
-    settings: Option<Result<Value, Error>>,
-}
-
-impl Given {
-    fn of(data: &pg_sys::TriggerData, tuple: pg_sys::HeapTuple) -> Given {
-        Given {
-            queue: trigger::column(data, tuple, 1),
-            settings: trigger::datum(data, tuple, 2).map(|given| json::read("settings", given)),
-        }
-    }
-
-    /// As the audit shows it.
-    fn shown(&self) -> Option<Value> {
-        json::shown(&self.settings)
-    }
-
-    fn change<'a>(&'a self, action: &'a str, new: Option<Value>) -> Change<'a> {
-        Change {
-            action,
-            queue: self.queue.as_deref(),
-            new,
-            ..Change::default()
-        }
-    }
-
-    fn check(&self) -> Result<Settings, Error> {
-        queue_name(required("queue", self.queue.as_deref())?)?;
-        match &self.settings {
-            Some(Ok(Value::Object(fields))) => Settings::read(fields),
-            Some(Ok(other)) => Err(Error::NotAnObject {
-                what: "settings",
-                value: other.to_string(),
-            }),
-            Some(Err(error)) => Err(error.clone()),
-            None => Err(Error::Null { what: "settings" }),
-        }
-    }
-}
-
-fn admit(data: &pg_sys::TriggerData) -> Result<pg_sys::HeapTuple, Error> {
-    let scope = Catalog::get()?.scope();
-    let operation = Operation::of(data);
-    if operation == Operation::Truncate {
-        if trigger::is_before(data) {
-            audit::truncated(&sql::AUDIT_TRUNCATED_SETTINGS);
-        } else {
-            effects::on_commit(OnCommit::SettingsTruncated { scope });
-        }
-        return Ok(std::ptr::null_mut());
-    }
-    let action = match operation {
-        Operation::Insert => "insert_queue",
-        Operation::Update => "update_queue",
-        _ => "delete_queue",
-    };
-    let (old, new, tuple) = trigger::versions(data);
-    let (old, given) = (
-        old.map(|tuple| Given::of(data, tuple)),
-        new.map(|tuple| Given::of(data, tuple)),
-    );
-    if trigger::is_before(data) {
-        if let Some(given) = &given
-            && let Err(error) = given.check()
-        {
-            audit::refused_by_sql(&given.change(action, given.shown()), &error);
-            return Err(error);
-        }
-        return Ok(tuple);
-    }
-    let tell = |row: &Given, settings: Settings| {
-        if let Some(name) = row.queue.clone() {
-            let settings = Box::new(settings.on_board());
-            effects::on_commit(OnCommit::Settings {
-                queue: QueueRef { scope, name },
-                settings,
-            });
-        }
-    };
-    if let Some(old) = &old {
-        tell(old, Settings::default());
-    }
-    if let Some(given) = &given {
-        tell(given, given.check()?);
-    }
-    let settings = |row: &Given| row.shown();
-    match (&old, &given) {
-        (Some(old), Some(given)) if old.queue == given.queue => {
-            if old.shown() != given.shown() {
-                audit::made_by_sql(&given.change(action, settings(given)), settings(old));
-            }
-        }
-        _ => {
-            if let Some(old) = &old {
-                audit::made_by_sql(&old.change(action, None), settings(old));
-            }
-            if let (Some(given), Some(new)) = (&given, new)
-                && !(old.is_none() && trigger::is_restored(data, new, UPDATED_AT))
-            {
-                audit::made_by_sql(&given.change(action, settings(given)), None);
-            }
-        }
-    }
-    Ok(std::ptr::null_mut())
 }

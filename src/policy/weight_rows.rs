@@ -1,26 +1,23 @@
-//! The rows of harvest_fair.weight. A row trigger validates each change, puts it on the board at commit and has it
-//! audited, so that a plain INSERT, UPDATE, DELETE or COPY is as good as the functions.
+//! The rows of harvest_fair.weight, of which a queue can have 1,000.
 
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 use serde_json::Value;
 
-use super::audit::{self, Change};
+use super::audit::Change;
+use super::rows::{PolicyRow, admit};
 use super::weights::{check_key, check_weight, shown};
-use crate::board::{OnCommit, QueueRef, effects};
+use crate::board::{OnCommit, QueueRef};
 use crate::errors::Error;
-use crate::spi;
-use crate::tasks::catalog::Catalog;
+use crate::spi::{self, Statement};
 use crate::tasks::functions::{queue_name, required};
 use crate::tasks::statements as sql;
-use crate::trigger::{self, Operation};
+use crate::trigger;
 
 /// Most overrides that a queue can have.
 const MAX_WEIGHTS: usize = 1_000;
 /// The class of the advisory lock that serializes new overrides of a queue.
 const LOCK_CLASS: i32 = 0x4641_4952;
-/// The column of harvest_fair.weight that tells a restored row from a new one.
-const UPDATED_AT: i32 = 6;
 
 /// The trigger function harvest_fair.admit_weight(): before a change it validates, after it the board is told.
 ///
@@ -31,24 +28,27 @@ const UPDATED_AT: i32 = 6;
 pub unsafe extern "C-unwind" fn admit_weight(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
     // SAFETY: as Postgres calls a trigger function.
     let data = unsafe { trigger::data(fcinfo, "harvest_fair.admit_weight()") };
-    match admit(data) {
+    match admit::<WeightRow>(data) {
         Ok(tuple) => pg_sys::Datum::from(tuple),
         Err(error) => error.raise(),
     }
 }
 trigger::finfo!(pg_finfo_admit_weight);
 
-/// A row of harvest_fair.weight, as far as it is given.
-struct Given {
+struct WeightRow {
     queue: Option<String>,
     key: Option<String>,
     weight: Option<f64>,
     reason: Option<String>,
 }
 
-impl Given {
-    fn of(data: &pg_sys::TriggerData, tuple: pg_sys::HeapTuple) -> Given {
-        Given {
+impl PolicyRow for WeightRow {
+    const ACTIONS: [&'static str; 3] = ["insert_weight", "update_weight", "delete_weight"];
+    const AUDIT_TRUNCATED: &'static Statement = &sql::AUDIT_TRUNCATED_WEIGHTS;
+    const UPDATED_AT: i32 = 6;
+
+    fn read(data: &pg_sys::TriggerData, tuple: pg_sys::HeapTuple) -> Self {
+        WeightRow {
             queue: trigger::column(data, tuple, 1),
             key: trigger::column(data, tuple, 2),
             weight: trigger::column(data, tuple, 3),
@@ -56,8 +56,17 @@ impl Given {
         }
     }
 
-    fn same_key(&self, other: &Given) -> bool {
-        (&self.queue, &self.key) == (&other.queue, &other.key)
+    fn check(&self) -> Result<(), Error> {
+        let queue = required("queue", self.queue.as_deref())?;
+        let key = required("fairness_key", self.key.as_deref())?;
+        queue_name(queue)?;
+        check_key(key)?;
+        check_weight(required("weight", self.weight)?)?;
+        spi::connect(|spi| check_room(spi, queue, key))
+    }
+
+    fn shown(&self) -> Option<Value> {
+        self.weight.map(shown)
     }
 
     fn change<'a>(&'a self, action: &'a str, new: Option<Value>) -> Change<'a> {
@@ -70,80 +79,28 @@ impl Given {
         }
     }
 
-    fn check(&self) -> Result<(), Error> {
-        let queue = required("queue", self.queue.as_deref())?;
-        let key = required("fairness_key", self.key.as_deref())?;
-        queue_name(queue)?;
-        check_key(key)?;
-        check_weight(required("weight", self.weight)?)?;
-        spi::connect(|spi| check_room(spi, queue, key))
+    fn has_key_of(&self, other: &Self) -> bool {
+        (&self.queue, &self.key) == (&other.queue, &other.key)
     }
-}
 
-fn admit(data: &pg_sys::TriggerData) -> Result<pg_sys::HeapTuple, Error> {
-    let scope = Catalog::get()?.scope();
-    let operation = Operation::of(data);
-    if operation == Operation::Truncate {
-        if trigger::is_before(data) {
-            audit::truncated(&sql::AUDIT_TRUNCATED_WEIGHTS);
-        } else {
-            effects::on_commit(OnCommit::WeightsTruncated { scope });
-        }
-        return Ok(std::ptr::null_mut());
+    fn is_equal(&self, other: &Self) -> bool {
+        (self.weight, &self.reason) == (other.weight, &other.reason)
     }
-    let action = match operation {
-        Operation::Insert => "insert_weight",
-        Operation::Update => "update_weight",
-        _ => "delete_weight",
-    };
-    let (old, new, tuple) = trigger::versions(data);
-    let (old, given) = (
-        old.map(|tuple| Given::of(data, tuple)),
-        new.map(|tuple| Given::of(data, tuple)),
-    );
-    if trigger::is_before(data) {
-        if let Some(given) = &given
-            && let Err(error) = given.check()
-        {
-            audit::refused_by_sql(&given.change(action, given.weight.map(shown)), &error);
-            return Err(error);
-        }
-        return Ok(tuple);
+
+    fn effect(&self, scope: u64, stays: bool) -> Option<OnCommit> {
+        Some(OnCommit::Override {
+            queue: QueueRef {
+                scope,
+                name: self.queue.clone()?,
+            },
+            key: self.key.clone()?,
+            weight: self.weight.filter(|_| stays),
+        })
     }
-    let tell = |row: &Given, weight: Option<f64>| {
-        if let (Some(name), Some(key)) = (row.queue.clone(), row.key.clone()) {
-            effects::on_commit(OnCommit::Override {
-                queue: QueueRef { scope, name },
-                key,
-                weight,
-            });
-        }
-    };
-    if let Some(old) = &old {
-        tell(old, None);
+
+    fn all_gone(scope: u64) -> OnCommit {
+        OnCommit::WeightsTruncated { scope }
     }
-    if let Some(given) = &given {
-        tell(given, given.weight);
-    }
-    let weight = |row: &Given| row.weight.map(shown);
-    match (&old, &given) {
-        (Some(old), Some(given)) if old.same_key(given) => {
-            if (old.weight, &old.reason) != (given.weight, &given.reason) {
-                audit::made_by_sql(&given.change(action, weight(given)), weight(old));
-            }
-        }
-        _ => {
-            if let Some(old) = &old {
-                audit::made_by_sql(&old.change(action, None), weight(old));
-            }
-            if let (Some(given), Some(new)) = (&given, new)
-                && !(old.is_none() && trigger::is_restored(data, new, UPDATED_AT))
-            {
-                audit::made_by_sql(&given.change(action, weight(given)), None);
-            }
-        }
-    }
-    Ok(std::ptr::null_mut())
 }
 
 /// The 1,001st override of a queue is refused, also when several sessions set one at once.
