@@ -166,7 +166,7 @@ hf_stop_servers() {
 }
 
 # hf_begin_run: makes HF_RUN and HF_SOCKETS, and stops what runs there when the script ends, in whatever way. The folder of
-# a run that failed stays for a look at its logs, until the next run.
+# a run that failed stays for a look at its logs, until the next run. HF_LAST_LINE, if the script sets it, is printed last.
 hf_begin_run() {
   local old
   for old in "$HF_CACHE"/run/*; do
@@ -199,5 +199,6 @@ hf_end_run() {
   else
     rmdir "$HF_RUN"
   fi
+  [ -z "${HF_LAST_LINE:-}" ] || printf '%s\n' "$HF_LAST_LINE"
   exit "$status"
 }

@@ -57,5 +57,5 @@ else
   failed=$((failed + 1))
 fi
 
-echo "$passed passed, $failed failed"
+HF_LAST_LINE="$passed passed, $failed failed"
 [ "$failed" = 0 ] && [ "$passed" != 0 ]
