@@ -13,7 +13,7 @@
 //! | `queue` | queues: find, open, drop, settings, counters |
 //! | `keys` | keys of a queue and their entries in its tiers: find, create, evict, forget |
 //! | `wake` | which entries are eligible now, and when the sleeping ones wake |
-//! | `pick` | pick the next lane, and what came of it |
+//! | `pick`, `outcome` | pick the next lane, and what came of it |
 //! | `account` | charges, refunds, corrections, weights, running counts |
 //! | `persist` | restore, rebase, and what the periodic snapshot needs |
 //! | `bucket` | a token bucket |
@@ -46,6 +46,7 @@ mod inspect;
 mod keys;
 mod lane;
 mod node;
+mod outcome;
 mod persist;
 mod pick;
 mod policy;
