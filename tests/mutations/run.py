@@ -88,7 +88,8 @@ def test(target):
         except subprocess.TimeoutExpired:
             return "noticed", f"{name} does not end"
         if tests.returncode != 0:
-            failed = re.findall(r"^test (\S+) \.\.\. FAILED", tests.stdout, flags=re.M)
+            # Without the module that a test stands in.
+            failed = sorted(re.findall(r"^test (?:\S+::)?(\S+) \.\.\. FAILED", tests.stdout, flags=re.M))
             return "noticed", f"{name}: {', '.join(failed)}" if failed else f"{name} crashes"
     return "SURVIVED", ""
 

@@ -1,10 +1,8 @@
 //! Faults that public job queues really had, as far as the core alone can show the right answer; and the reference
 //! sequence.
 
-use harvest_fair_core_tests::harness::{Shop, count, key};
-use harvest_fair_core_tests::sfq::{Ticks, claim};
-
-const SECOND: i64 = 1_000_000;
+use harvest_fair_core_tests::harness::{SECOND, Shop, count, ids, key};
+use harvest_fair_core_tests::sfq::{Order, Ticks};
 
 #[test]
 fn the_reference_sequence() {
@@ -75,15 +73,10 @@ fn case_7_shares_do_not_depend_on_the_size_of_the_call() {
 #[test]
 fn case_9_thousands_of_equal_keys_are_served_once_each_in_order_of_arrival() {
     let mut shop = Shop::new(5_000);
-    let ids: Vec<i64> = (0..5_000)
+    let added: Vec<i64> = (0..5_000)
         .map(|i| shop.add(&format!("k{i}"), 3, 0, shop.now - 1, None))
         .collect();
-    let served: Vec<i64> = shop
-        .claim(5_000)
-        .iter()
-        .map(|served| served.handle.0)
-        .collect();
-    assert_eq!(served, ids);
+    assert_eq!(ids(&shop.claim(5_000)), added);
 }
 
 #[test]
@@ -149,12 +142,7 @@ fn case_16_a_future_row_does_not_hide_a_due_one_of_the_same_key() {
     let mut shop = Shop::default();
     shop.add("a", 3, 0, shop.now + 3_600 * SECOND, None);
     let due = shop.add("a", 3, 0, shop.now - 1, None);
-    let served: Vec<i64> = shop
-        .claim(10)
-        .iter()
-        .map(|served| served.handle.0)
-        .collect();
-    assert_eq!(served, [due]);
+    assert_eq!(ids(&shop.claim(10)), [due]);
     shop.now += 3_600 * SECOND;
     assert_eq!(shop.claim(10).len(), 1);
 }
@@ -203,26 +191,12 @@ fn case_24_charges_stay_exact_when_the_clock_is_large() {
 
 #[test]
 fn with_fairness_off_order_is_by_due_time_and_nothing_is_charged() {
-    use harvest_fair_core_tests::harness::Session;
-    use harvest_fair_core_tests::sfq::Order;
-
     let mut shop = Shop::default();
     for i in 0..199 {
         shop.add("a", 3, 0, shop.now - 1_000 + i, None);
     }
     shop.add("b", 3, 0, shop.now - 1, None);
-    let mut served = Vec::new();
-    let mut rows = Session::new(&mut shop.table, 0);
-    claim(
-        &mut shop.board,
-        &mut rows,
-        shop.queue,
-        Order::Due,
-        200,
-        shop.now,
-        &mut served,
-    )
-    .unwrap();
+    let served = shop.claim_in(Order::Due, 200);
     assert_eq!(
         served.iter().position(|served| served.key == key("b")),
         Some(199)

@@ -5,13 +5,10 @@ use harvest_fair_core_tests::sfq::Policy;
 
 #[test]
 fn a_group_ends_at_the_first_separator() {
-    let mut shop = Shop::new(64);
-    let (queue, now) = (shop.queue, shop.now);
-    let grouped = Policy {
+    let mut shop = Shop::with(Policy {
         separator: Some('/'),
         ..Policy::default()
-    };
-    shop.board.sched().set_policy(queue, &grouped, now);
+    });
     // One customer with two departments, and one without.
     for name in ["acme/a/1", "acme/b/1", "other/1"] {
         shop.enqueue(name, 40);

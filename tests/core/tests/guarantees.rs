@@ -1,10 +1,11 @@
 //! Each row of the table of guarantees in DESIGN.md section 3, for every weight and from every starting clock.
 
-use harvest_fair_core_tests::harness::{Shop, count, key, priority};
-use harvest_fair_core_tests::sfq::{QueueId, Row, RowPos, Ticks};
+use harvest_fair_core_tests::harness::{
+    SECOND, Shop, WEIGHTS, cases, count, ids, key, priority, row,
+};
+use harvest_fair_core_tests::sfq::{QueueId, Ticks};
 use proptest::prelude::*;
 
-const WEIGHTS: [f64; 8] = [0.001, 0.1, 0.5, 1.0, 2.0, 3.0, 7.0, 1000.0];
 const CLOCKS: [i64; 5] = [0, 1 << 20, 1 << 44, 1 << 53, 1 << 60];
 
 fn clocks() -> impl Strategy<Value = i64> {
@@ -51,7 +52,7 @@ fn spread(keys: &[String], i: usize, j: usize, weights: &[f64]) -> (i128, i128) 
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(200), ..ProptestConfig::default() })]
 
     #[test]
     fn a_newcomer_waits_at_most_one_claim_per_other_key(
@@ -149,8 +150,7 @@ proptest! {
         let mut order = shop.waiting();
         let clock = shop.clock(3);
         let (queue, now) = (shop.queue, shop.now);
-        let row = Row { pos: RowPos::new(now, 1 << 50), weight: None };
-        shop.board.sched().take_aside(queue, priority(tier), &key(&aside), row, now).unwrap();
+        shop.board.sched().take_aside(queue, priority(tier), &key(&aside), row(now, 1 << 50), now).unwrap();
         let mut after = shop.waiting();
         prop_assert_eq!(shop.clock(3), clock);
         for passes in [&mut order, &mut after] {
@@ -201,21 +201,20 @@ proptest! {
         rows in proptest::collection::vec((0..90i64, 0..2u8), 1..40), batch in 1..7usize,
     ) {
         let mut shop = Shop::default();
-        let second = 1_000_000;
         let mut expected: Vec<(i64, i64)> = rows
             .into_iter()
             .map(|(ago, band)| {
-                let due = shop.now - ago * second;
+                let due = shop.now - ago * SECOND;
                 let id = shop.add("k", 3, band, due, None);
-                (due + i64::from(band) * 30 * second, id)
+                (due + i64::from(band) * 30 * SECOND, id)
             })
             .collect();
         expected.sort();
-        let mut ids = Vec::new();
+        let mut claimed = Vec::new();
         for _ in 0..expected.len() {
-            ids.extend(shop.claim(batch).iter().map(|served| served.handle.0));
+            claimed.extend(ids(&shop.claim(batch)));
         }
-        prop_assert_eq!(ids, expected.into_iter().map(|(_, id)| id).collect::<Vec<_>>());
+        prop_assert_eq!(claimed, expected.into_iter().map(|(_, id)| id).collect::<Vec<_>>());
     }
 
     #[test]
@@ -223,9 +222,8 @@ proptest! {
         let mut shop = backlogged(0, &weights, 60);
         let other = shop.board.open("other");
         for i in 0..weights.len() {
-            let row = Row { pos: RowPos::new(0, i as i64), weight: None };
             let now = shop.now;
-            shop.board.sched().note(other, priority(3), &key(&name(i)), 0, row, now).unwrap();
+            shop.board.sched().note(other, priority(3), &key(&name(i)), 0, row(0, i as i64), now).unwrap();
         }
         let view = |shop: &mut Shop, queue: QueueId| {
             let mut lines = Vec::new();
@@ -244,9 +242,7 @@ proptest! {
     ) {
         let mut together = backlogged(clock, &weights, tasks);
         let mut one_by_one = backlogged(clock, &weights, tasks);
-        let batch: Vec<i64> = together.claim(n).iter().map(|served| served.handle.0).collect();
-        let singles: Vec<i64> =
-            (0..n).flat_map(|_| one_by_one.claim(1)).map(|served| served.handle.0).collect();
-        prop_assert_eq!(batch, singles);
+        let singles: Vec<i64> = (0..n).flat_map(|_| ids(&one_by_one.claim(1))).collect();
+        prop_assert_eq!(ids(&together.claim(n)), singles);
     }
 }

@@ -1,11 +1,10 @@
 //! What may happen in a history.
 
+use harvest_fair_core_tests::harness::{SECOND, WEIGHTS};
 use harvest_fair_core_tests::model;
 use proptest::prelude::*;
 
 pub const KEYS: [&str; 6] = ["", "a", "b", "a/x", "a/y", "b/x"];
-pub const WEIGHTS: [f64; 8] = [0.001, 0.1, 0.5, 1.0, 2.0, 3.0, 7.0, 1000.0];
-pub const SECOND: i64 = 1_000_000;
 
 #[derive(Clone, Debug)]
 pub enum Op {

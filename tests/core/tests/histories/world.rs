@@ -2,15 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use harvest_fair_core_tests::harness::{MemoryBoard, Session, Stored, Table, key, priority};
+use harvest_fair_core_tests::harness::{
+    MemoryBoard, SECOND, Session, Stored, Table, WEIGHTS, ids, key, priority,
+};
 use harvest_fair_core_tests::model::{self, HeldBack, Model, State, Task};
 use harvest_fair_core_tests::names::Weight;
-use harvest_fair_core_tests::sfq::{
-    Charge, Claimed, Order, Policy, QueueId, Refused, RowPos, claim, preview,
-};
+use harvest_fair_core_tests::sfq::{Charge, Order, Policy, QueueId, Refused, claim, preview};
 use proptest::prelude::*;
 
-use crate::ops::{KEYS, Op, SECOND, WEIGHTS};
+use crate::ops::{KEYS, Op};
 
 /// The owner of locks that no claimer took.
 const STRANGER: u32 = 99;
@@ -62,19 +62,8 @@ impl World {
 
     /// A pending row enters the table, the model, and (as after a commit) the board.
     fn put(&mut self, task: Task) {
-        self.table.rows.insert(
-            task.id,
-            Stored {
-                priority: priority(task.priority),
-                key: task.key.clone(),
-                band: task.band,
-                due: task.due,
-                weight: task.weight,
-                visible: true,
-                lock: None,
-                claimed: false,
-            },
-        );
+        let stored = Stored::new(task.priority, &task.key, task.band, task.due, task.weight);
+        self.table.rows.insert(task.id, stored);
         self.note(&task);
         self.model.enqueue(task, self.now);
     }
@@ -136,7 +125,7 @@ impl World {
             &mut seen,
         )
         .expect("the table never fails");
-        Ok(ids_of(&seen))
+        Ok(ids(&seen))
     }
 
     pub fn claim(&mut self, session: usize, n: usize, fair: bool) -> Result<(), TestCaseError> {
@@ -149,11 +138,9 @@ impl World {
         for _ in 0..n {
             self.claim_batch(session, 1, true)?;
         }
-        let ids: Vec<i64> = self.open[session][before..]
-            .iter()
-            .map(|(claim, _)| claim.id)
-            .collect();
-        prop_assert_eq!(foreseen, ids, "a batch is as many single claims");
+        let claimed = self.open[session][before..].iter();
+        let claimed: Vec<i64> = claimed.map(|(claim, _)| claim.id).collect();
+        prop_assert_eq!(foreseen, claimed, "a batch is as many single claims");
         Ok(())
     }
 
@@ -190,7 +177,7 @@ impl World {
         .expect("the table never fails");
         prop_assert_eq!(rows.under_way, 0);
         prop_assert_eq!(rows.remembered.len(), claimed.len());
-        prop_assert_eq!(&foreseen, &ids_of(&claimed), "what the preview said");
+        prop_assert_eq!(&foreseen, &ids(&claimed), "what the preview said");
         self.model.fair = fair;
         // Rows that others hold may stand first in a group, and a claimer cannot know before it tries them.
         let others = (0..)
@@ -209,9 +196,8 @@ impl World {
                 self.model.claim_as(self.now, &seen)
             })
             .collect();
-        let ids: Vec<i64> = claimed.iter().map(|claimed| claimed.handle.0).collect();
         let expected_ids: Vec<i64> = expected.iter().map(|claim| claim.id).collect();
-        prop_assert_eq!(ids, expected_ids, "which rows, in which order");
+        prop_assert_eq!(ids(&claimed), expected_ids, "which rows, in which order");
         for (claimed, expected) in claimed.into_iter().zip(expected) {
             prop_assert_eq!(claimed.key.as_str(), &expected.key);
             prop_assert_eq!(claimed.aged, expected.aged, "out of order");
@@ -457,8 +443,4 @@ impl World {
         }
         Ok(())
     }
-}
-
-fn ids_of(claimed: &[Claimed<(i64, RowPos)>]) -> Vec<i64> {
-    claimed.iter().map(|claimed| claimed.handle.0).collect()
 }
