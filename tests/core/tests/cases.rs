@@ -1,7 +1,7 @@
 //! Faults that public job queues really had, as far as the core alone can show the right answer; and the reference
 //! sequence.
 
-use harvest_fair_core_tests::harness::{SECOND, Shop, count, ids, key};
+use harvest_fair_core_tests::harness::{SECOND, Shop, count, ids, key, passes_on};
 use harvest_fair_core_tests::sfq::{Order, Ticks};
 
 #[test]
@@ -23,11 +23,7 @@ fn the_reference_sequence() {
     ];
     assert_eq!(keys[..expected.len()], expected);
     let queue = shop.queue;
-    let mut passes = Vec::new();
-    shop.board.sched().entries(queue, |entry| {
-        passes.push((entry.key.as_str().to_string(), entry.pass.units()));
-    });
-    passes.sort_by(|a, b| a.0.cmp(&b.0));
+    let passes = passes_on(&shop.board.sched(), queue);
     let expected = [("", 15.0), ("k1", 15.0), ("k2", 7.5), ("k4", 3.75)];
     assert_eq!(
         passes,

@@ -71,6 +71,16 @@ pub fn names_on(sched: &Sched<'_>, queue: QueueId) -> Vec<String> {
     names
 }
 
+/// The same with their passes, in units; of a queue that uses one priority.
+pub fn passes_on(sched: &Sched<'_>, queue: QueueId) -> Vec<(String, f64)> {
+    let mut passes = Vec::new();
+    sched.entries(queue, |entry| {
+        passes.push((entry.key.as_str().to_string(), entry.pass.units()));
+    });
+    passes.sort_by(|a, b| a.0.cmp(&b.0));
+    passes
+}
+
 /// How often `name` is among `keys`.
 pub fn count(keys: &[String], name: &str) -> usize {
     keys.iter().filter(|key| *key == name).count()

@@ -5,6 +5,8 @@ use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use serde_json::Value;
 
+use crate::policy_support::SETTINGS;
+
 /// A source of input, repeated by its seed.
 pub struct Input(pub StdRng);
 
@@ -253,22 +255,6 @@ impl Input {
 
     /// The text of a jsonb that may be settings, or weights.
     pub fn settings(&mut self) -> String {
-        const FIELDS: &[&str] = &[
-            "queue_weight",
-            "rate_limit",
-            "key_rate_limit",
-            "key_max_running",
-            "lease",
-            "priority_aging",
-            "new_start_handicap",
-            "charge",
-            "group_separator",
-            "paused",
-            "retention",
-            "a/b",
-            "é",
-            "",
-        ];
         const VALUES: &[&str] = &[
             "1",
             "0",
@@ -301,19 +287,20 @@ impl Input {
             "9223372036854775807",
             "99999999999999999999999999",
         ];
+        let fields = [&SETTINGS[..], &["a/b", "é", ""]].concat();
         match self.0.random_range(0..12) {
             0 => (*self.pick(VALUES)).to_owned(),
             1 => {
                 let depth = *self.pick(&[100, 126, 127, 128, 129, 1000, 100_000]);
                 let nested = "[".repeat(depth) + &"]".repeat(depth);
-                format!("{{\"{}\": {nested}}}", self.pick(FIELDS))
+                format!("{{\"{}\": {nested}}}", self.pick(&fields))
             }
             2 => self.value(4).to_string(),
             _ => {
-                let fields: Vec<String> = (0..self.0.random_range(0..4))
-                    .map(|_| format!("\"{}\": {}", self.pick(FIELDS), self.pick(VALUES)))
+                let set: Vec<String> = (0..self.0.random_range(0..4))
+                    .map(|_| format!("\"{}\": {}", self.pick(&fields), self.pick(VALUES)))
                     .collect();
-                format!("{{{}}}", fields.join(", "))
+                format!("{{{}}}", set.join(", "))
             }
         }
     }

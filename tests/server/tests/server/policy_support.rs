@@ -3,6 +3,21 @@
 use harvest_fair_server_tests::{ClaimedTask, claim, one};
 use postgres::{Client, GenericClient};
 
+/// The settings that a queue can have.
+pub const SETTINGS: [&str; 11] = [
+    "queue_weight",
+    "rate_limit",
+    "key_rate_limit",
+    "key_max_running",
+    "lease",
+    "priority_aging",
+    "new_start_handicap",
+    "charge",
+    "group_separator",
+    "paused",
+    "retention",
+];
+
 /// `fair_configure` of a queue.
 #[track_caller]
 pub fn configure(client: &mut impl GenericClient, queue: &str, settings: &str) {
