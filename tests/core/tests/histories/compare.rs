@@ -1,6 +1,6 @@
 //! Core and model must agree.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use harvest_fair_core_tests::harness::priority;
 use harvest_fair_core_tests::model::HeldBack;
@@ -21,6 +21,7 @@ impl World {
             prop_assert_eq!(clock, self.model.clock(tier), "clock of tier {}", tier);
         }
         let mut seen = BTreeMap::new();
+        let (mut behind, mut behind_groups) = (BTreeSet::new(), BTreeSet::new());
         sched.entries(self.queue, |entry| {
             let name = (entry.priority.get(), entry.key.as_str().to_string());
             // Rows that vanish behind the board's back leave their key eligible until a claim looks; if it was
@@ -32,6 +33,13 @@ impl World {
             if entry.eligible && !self.model.is_eligible(name.0, &name.1) {
                 let group = self.model.group(&name.1);
                 self.doubted_groups.insert((name.0, group));
+            }
+            if entry.eligible && entry.pass < entry.clock {
+                behind.insert(name.clone());
+            }
+            let group = entry.group.as_ref();
+            if group.is_some_and(|group| group.pass < group.clock) {
+                behind_groups.insert((name.0, self.model.group(&name.1)));
             }
             let lag = entry.lag.max(Ticks::ZERO).get();
             seen.insert(
@@ -58,10 +66,12 @@ impl World {
             let (lag, eligible, running, in_flight, waiting_for, group_lag) =
                 seen[&(tier, name.clone())];
             // Of a key of which rows were changed behind its back the board may believe that it is still eligible, or
-            // not yet again: then it joins, or is corrected, from another pass. Never by more than a claim's worth.
+            // not yet again; and of one that it keeps awake for rows that others hold it does not know when another row
+            // comes due. Then the key joins, or is corrected, from another pass. Never by more than a claim's worth.
+            let key = (tier, name.clone());
             if let Some(known) = self.model.lag(tier, &name)
                 && known != lag
-                && self.doubted.contains(&(tier, name.clone()))
+                && (self.doubted.contains(&key) || self.behind.contains(&key))
             {
                 let dearest = self.dearest.get(&name).copied().unwrap_or(0);
                 prop_assert!(
@@ -81,7 +91,7 @@ impl World {
             if let Some(lag) = group_lag
                 && let Some(known) = self.model.group_lag(tier, &name)
                 && known != lag
-                && self.doubted_groups.contains(&group)
+                && (self.doubted_groups.contains(&group) || self.behind_groups.contains(&group))
             {
                 let names = self.dearest.iter();
                 let dearest = names.filter(|(name, _)| self.model.group(name) == group.1);
@@ -130,6 +140,7 @@ impl World {
                 name
             );
         }
+        (self.behind, self.behind_groups) = (behind, behind_groups);
         Ok(())
     }
 }

@@ -32,6 +32,11 @@ pub struct World {
     pub doubted: BTreeSet<(u8, String)>,
     /// The same of groups: one of their keys was thought eligible although others held its rows, or they were gone.
     pub doubted_groups: BTreeSet<(u8, String)>,
+    /// Keys that stood behind their clock when core and model were compared last: the board has kept them awake for rows
+    /// that others hold, and does not learn when another row of theirs comes due.
+    pub behind: BTreeSet<(u8, String)>,
+    /// The same of groups.
+    pub behind_groups: BTreeSet<(u8, String)>,
     /// The most that each key was ever charged at once.
     pub dearest: BTreeMap<String, i128>,
 }
@@ -52,6 +57,8 @@ impl World {
             locked: Vec::new(),
             doubted: BTreeSet::new(),
             doubted_groups: BTreeSet::new(),
+            behind: BTreeSet::new(),
+            behind_groups: BTreeSet::new(),
             dearest: BTreeMap::new(),
         }
     }
