@@ -10,7 +10,7 @@ use harvest_fair_server_tests::{
 };
 use rand::Rng;
 
-use crate::policy_support::{claim_by_id, configure, release, waiting_for};
+use crate::policy_support::{claim_by_id, configure, flood_at, release, waiting_for};
 use crate::support::{await_claim, claims, execute, in_time, state, unattended, woken_by};
 
 #[test]
@@ -48,9 +48,9 @@ fn a_cap_counts_the_running_tasks_of_all_priorities() {
     let mut client = db.connect();
     configure(&mut client, "q", r#"{"key_max_running": 3}"#);
     for priority in 1..=5 {
-        crate::policy_support::flood_at(&mut client, "q", "A", priority, 2);
+        flood_at(&mut client, "q", "A", priority, 2);
     }
-    crate::policy_support::flood_at(&mut client, "q", "B", 5, 1);
+    flood_at(&mut client, "q", "B", 5, 1);
     let priorities: Vec<(String, i16)> = claim(&mut client, "q", "w", 10)
         .into_iter()
         .map(|task| (task.key, task.priority))
@@ -383,7 +383,8 @@ fn a_worker_that_waits_for_a_capped_key_wakes_when_a_task_ends() {
 
 #[test]
 fn an_expired_lease_gives_its_place_back() {
-    let db = unattended().database();
+    // A worker that waits leaves it to the janitor to take back what it could not have itself.
+    let db = Cluster::shared().database();
     let mut client = db.connect();
     in_time(|lease| {
         configure(
