@@ -31,12 +31,16 @@ pub fn sqlstate_of(error: &Error) -> &str {
     error.code().map_or("", |code| code.code())
 }
 
-/// Runs a statement that must be refused, and returns how.
+/// Runs a statement that must be refused, and returns how. By then its effects are undone for other sessions, too: the
+/// server sends an error before it aborts, and only then takes the next statement.
 #[track_caller]
 pub fn expect_refusal(client: &mut Client, sql: &str) -> Refusal {
     match client.batch_execute(sql) {
         Ok(()) => panic!("was not refused: {sql}"),
-        Err(error) => Refusal::of(&error),
+        Err(error) => {
+            let _ = client.batch_execute("");
+            Refusal::of(&error)
+        }
     }
 }
 

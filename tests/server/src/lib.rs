@@ -26,7 +26,11 @@ pub use queue::{
 use std::time::{Duration, Instant};
 
 /// What everything that should happen "at once" may take on a busy machine before a test gives up.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a worker waits for at most that something must wake: far beyond all [`PATIENCE`], so that the end of its wait is
+/// never what ended it.
+pub const LONG: &str = "10 min";
 
 /// Asks until `condition` holds; `false` when `timeout` passed first. The last question is asked after the deadline,
 /// so a slow machine cannot turn a late yes into a no.

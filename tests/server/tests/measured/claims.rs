@@ -152,30 +152,44 @@ fn a_claim_costs_the_same_after_twenty_thousand_claims_under_an_old_snapshot() {
 }
 
 #[test]
-fn eight_sessions_get_their_claims_in_milliseconds() {
+fn eight_sessions_at_once_wait_for_a_claim_no_longer_than_twice_as_long_as_for_a_plain_one() {
     let _turn = turn();
     let db = Cluster::shared().database();
     let mut client = db.connect();
     fill(&mut client, "q", 6_000, 30);
-    let all = Mutex::new(Vec::new());
+    run_each(&mut client, PLAIN_TABLE);
+    let all = Mutex::new((Vec::new(), Vec::new()));
     let ready = Barrier::new(8);
     thread::scope(|scope| {
         for _ in 0..8 {
             scope.spawn(|| {
                 let mut client = db.connect();
-                let statement = client.prepare(FAIR_CLAIM).unwrap();
-                timed(&mut client, &statement, "q");
+                let fair_claim = client.prepare(FAIR_CLAIM).unwrap();
+                let plain_claim = client.prepare(PLAIN_CLAIM).unwrap();
+                let (mut fair, mut plain) = (Vec::new(), Vec::new());
+                timed(&mut client, &fair_claim, "q");
+                timed(&mut client, &plain_claim, "q");
                 ready.wait();
-                let times: Vec<Duration> = (0..500)
-                    .map(|_| timed(&mut client, &statement, "q"))
-                    .collect();
-                all.lock().unwrap().extend(times);
+                // In turns, so that whatever else the machine does slows both down.
+                for _ in 0..500 {
+                    fair.push(timed(&mut client, &fair_claim, "q"));
+                    plain.push(timed(&mut client, &plain_claim, "q"));
+                }
+                let mut all = all.lock().unwrap();
+                all.0.extend(fair);
+                all.1.extend(plain);
             });
         }
     });
-    let all = all.into_inner().unwrap();
-    let (middle, slow) = (median(&all), quantile(&all, 0.95));
-    println!("claim of 1 by 8 sessions at once: median {middle:?}, 95th percentile {slow:?}");
-    assert!(middle < Duration::from_millis(5), "median {middle:?}");
+    let (fair, plain) = all.into_inner().unwrap();
+    println!(
+        "claim of 1 by 8 sessions at once: median {:?}, 95th percentile {:?}; plain SKIP LOCKED {:?}, {:?}",
+        median(&fair),
+        quantile(&fair, 0.95),
+        median(&plain),
+        quantile(&plain, 0.95),
+    );
+    let (fair, plain) = (median(&fair), median(&plain));
+    assert!(fair <= plain * 2, "fair {fair:?}, plain {plain:?}");
     claim_one(&mut client, "q");
 }

@@ -1,30 +1,24 @@
-//! The board's own life: full, lost, shared by databases, dropped and made again.
+//! The board's own life: full, shared by databases, dropped and made again. What of it outlives a restart stands in
+//! `restarts`.
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use harvest_fair_server_tests::{
-    Cluster, Options, PATIENCE, Shutdown, claim, claim_one, complete, count, enqueue, flood,
-    holds_within, keys_of, one, pending, sqlstate_of, try_claim, wait_until,
+    ClaimedTask, Cluster, Options, PATIENCE, claim, claim_one, complete, count, enqueue,
+    expect_refusal, flood, holds_within, one, pending, sqlstate_of, try_claim, wait_until,
 };
 use postgres::Client;
 
 use crate::support::{
-    assert_all_different, assert_near, brisk, brisk_options, claims, drain, execute, stat, state,
-    states,
+    assert_all_different, assert_near, brisk, brisk_options, claims, drain, execute, stat, states,
 };
 
+const DROP: &str = "DROP EXTENSION harvest_fair; DROP SCHEMA IF EXISTS harvest_fair";
+
 /// Claims and completes until `n` tasks came; what a full board has no room for comes with later sweeps.
-fn drain_patiently(
-    client: &mut Client,
-    queue: &str,
-    n: usize,
-    batch: i32,
-) -> Vec<harvest_fair_server_tests::ClaimedTask> {
+fn drain_patiently(client: &mut Client, queue: &str, n: usize, batch: i32) -> Vec<ClaimedTask> {
     let mut all = Vec::new();
-    let all_came = holds_within(Duration::from_secs(90), || {
+    let all_came = holds_within(PATIENCE * 2, || {
         let tasks = claim(client, queue, "w", batch);
         for task in &tasks {
             assert!(complete(client, task));
@@ -110,7 +104,7 @@ fn a_key_that_runs_something_is_no_free_one() {
         assert_eq!(stat(&mut client, "q", "free_keys"), ended as i64);
         if ended == 0 {
             let charge = "SELECT fair_charge('q', 'new')";
-            let refusal = harvest_fair_server_tests::expect_refusal(&mut client, charge);
+            let refusal = expect_refusal(&mut client, charge);
             assert_eq!(refusal.sqlstate, "53400", "{refusal:?}");
         }
         assert!(complete(&mut client, task));
@@ -213,10 +207,7 @@ fn a_re_created_extension_starts_clean_also_for_open_sessions() {
     flood(&mut client, "q", "A", 20, "1 hour");
     flood(&mut client, "q", "old", 20, "1 hour");
     claims(&mut client, "q", 10, 1);
-    execute(
-        &mut admin,
-        "DROP EXTENSION harvest_fair; DROP SCHEMA IF EXISTS harvest_fair",
-    );
+    execute(&mut admin, DROP);
     assert!(
         client
             .batch_execute("SELECT fair_claim('q', 'w', 1)")
@@ -272,8 +263,7 @@ fn the_extension_can_live_in_a_schema_of_its_own() {
 fn a_squatted_schema_makes_create_extension_fail() {
     let db = Cluster::shared().empty_database();
     let mut client = db.connect_with("CREATE SCHEMA harvest_fair");
-    let refusal =
-        harvest_fair_server_tests::expect_refusal(&mut client, "CREATE EXTENSION harvest_fair");
+    let refusal = expect_refusal(&mut client, "CREATE EXTENSION harvest_fair");
     assert_eq!(refusal.sqlstate, "42P06", "{refusal:?}");
 }
 
@@ -292,34 +282,25 @@ fn a_database_with_a_janitor_at_work_can_be_dropped() {
         )
     });
     drop(client);
-    let start = Instant::now();
     let mut admin = cluster.connect();
-    // A backend that just left may still be on its way out, which is not the janitor's fault.
-    execute(&mut admin, &format!("DROP DATABASE {}", db.name()));
-    assert!(
-        start.elapsed() < Duration::from_secs(10),
-        "{:?}",
-        start.elapsed()
-    );
+    // Postgres itself waits no more than five seconds for others to leave: too little on a machine that stands still.
+    wait_until("the janitor gives way", PATIENCE, || {
+        admin
+            .batch_execute(&format!("DROP DATABASE {}", db.name()))
+            .is_ok()
+    });
 }
 
 #[test]
 fn an_extension_with_a_janitor_at_work_can_be_dropped_again_and_again() {
     let db = brisk().database();
     let mut client = db.connect();
+    // Long enough for any round of a janitor.
+    execute(&mut client, "SET lock_timeout = '1 min'");
     for round in 0..5 {
         flood(&mut client, "q", "A", 20, "1 hour");
         assert_eq!(claims(&mut client, "q", 2, 5).len(), 10, "round {round}");
-        let start = Instant::now();
-        execute(
-            &mut client,
-            "DROP EXTENSION harvest_fair; DROP SCHEMA IF EXISTS harvest_fair",
-        );
-        assert!(
-            start.elapsed() < Duration::from_secs(10),
-            "{:?}",
-            start.elapsed()
-        );
+        execute(&mut client, DROP);
         execute(&mut client, "CREATE EXTENSION harvest_fair");
     }
     assert!(claim(&mut client, "q", "w", 1).is_empty());
@@ -335,7 +316,7 @@ fn a_database_can_serve_as_a_template() {
     drop(client);
     let copy = format!("{}_copy", db.name());
     let mut admin = cluster.connect();
-    let copied = harvest_fair_server_tests::holds_within(PATIENCE, || {
+    let copied = holds_within(PATIENCE, || {
         admin
             .batch_execute(&format!("CREATE DATABASE {copy} TEMPLATE {}", db.name()))
             .is_ok()
@@ -346,246 +327,4 @@ fn a_database_can_serve_as_a_template() {
     assert_eq!(drain(&mut db.connect(), "q", 2).len(), 4);
     drop(client);
     execute(&mut admin, &format!("DROP DATABASE {copy} WITH (FORCE)"));
-}
-
-/// How far the keys of a queue are ahead of the hindmost: what of their passes outlives a restart, since a tier is rebased
-/// when it is loaded, and a claim that has been undone may have moved the clock.
-fn lags(client: &mut Client) -> Vec<(String, f64)> {
-    let states = states(client, "q");
-    let least = states
-        .iter()
-        .map(|state| state.pass)
-        .fold(f64::INFINITY, f64::min);
-    states
-        .into_iter()
-        .map(|state| (state.key, state.pass - least))
-        .collect()
-}
-
-fn restart_keeps_the_lags(how: Shutdown) {
-    let cluster = Cluster::start(Options::new().set("harvest_fair.flush_interval", "500ms"));
-    let db = cluster.database();
-    let mut client = db.connect();
-    for (key, weight) in [("A", 1.0), ("B", 0.25), ("C", 0.125)] {
-        execute(
-            &mut client,
-            &format!("SELECT fair_set_weight('q', '{key}', {weight})"),
-        );
-        flood(&mut client, "q", key, 100, "1 hour");
-    }
-    claims(&mut client, "q", 17, 1);
-    let before = lags(&mut client);
-    assert!(
-        before.iter().any(|(_, lag)| *lag > 1.0),
-        "nobody is in debt: {before:?}"
-    );
-    if how == Shutdown::Immediate {
-        wait_until("the board is flushed", PATIENCE, || is_flushed(&mut client));
-    }
-    drop(client);
-    cluster.restart(how);
-    let mut client = db.connect();
-    let start = Instant::now();
-    let first = claim_one(&mut client, "q");
-    assert!(
-        start.elapsed() < Duration::from_secs(1),
-        "{:?}",
-        start.elapsed()
-    );
-    // That claim undone, the board is as it was.
-    let released: bool = one(
-        &mut client,
-        "SELECT fair_release($1::bigint, $2::bigint)",
-        &[&first.id, &first.lease],
-    );
-    assert!(released);
-    assert_eq!(lags(&mut client), before);
-    assert_eq!(drain(&mut client, "q", 50).len(), 283);
-}
-
-/// Whether key_state holds every pass of the board.
-fn is_flushed(client: &mut Client) -> bool {
-    one(
-        client,
-        "SELECT NOT EXISTS (
-             SELECT FROM fair_state('q') s LEFT JOIN harvest_fair.key_state k USING (queue, priority, fairness_key)
-             WHERE k.pass IS DISTINCT FROM round(s.pass * 1e6)::bigint)",
-        &[],
-    )
-}
-
-#[test]
-fn a_smart_restart_keeps_the_lags() {
-    restart_keeps_the_lags(Shutdown::Smart);
-}
-
-#[test]
-fn a_fast_restart_keeps_the_lags() {
-    restart_keeps_the_lags(Shutdown::Fast);
-}
-
-#[test]
-fn an_immediate_restart_keeps_the_lags_of_the_last_flush() {
-    restart_keeps_the_lags(Shutdown::Immediate);
-}
-
-#[test]
-fn a_crash_between_flushes_forgives_little_and_loses_nothing() {
-    let cluster = Cluster::start(Options::new().set("harvest_fair.flush_interval", "1h"));
-    let db = cluster.database();
-    let mut client = db.connect();
-    for key in ["A", "B"] {
-        flood(&mut client, "q", key, 100, "1 hour");
-    }
-    let before = claims(&mut client, "q", 31, 1);
-    drop(client);
-    cluster.restart(Shutdown::Immediate);
-    let mut client = db.connect();
-    let after = claims(&mut client, "q", 40, 1);
-    assert_near(count(&after, "A"), 20, 1, "claims of A");
-    let mut all = [before, after].concat();
-    all.extend(drain(&mut client, "q", 50));
-    assert_all_different(&all);
-    assert_eq!(all.len(), 200);
-}
-
-#[test]
-fn running_tasks_are_counted_again_after_a_restart() {
-    let cluster = Cluster::start(brisk_options());
-    let db = cluster.database();
-    let mut client = db.connect();
-    flood(&mut client, "q", "A", 10, "1 hour");
-    let tasks = claim(&mut client, "q", "w", 4);
-    drop(client);
-    cluster.restart(Shutdown::Fast);
-    let mut client = db.connect();
-    claim_one(&mut client, "q");
-    assert_eq!(state(&mut client, "q", "A").running, 5);
-    for task in &tasks {
-        assert!(complete(&mut client, task));
-    }
-    assert_eq!(state(&mut client, "q", "A").running, 1);
-}
-
-#[test]
-fn a_restart_under_load_loses_nothing() {
-    let cluster = Cluster::start(brisk_options());
-    let db = cluster.database();
-    let mut client = db.connect();
-    execute(
-        &mut client,
-        "INSERT INTO harvest_fair.task (queue, fairness_key, max_attempts)
-         SELECT 'q', 'k' || i % 7, 100 FROM generate_series(1, 2000) i",
-    );
-    drop(client);
-    for how in [Shutdown::Fast, Shutdown::Immediate] {
-        let stop = AtomicBool::new(false);
-        thread::scope(|scope| {
-            for _ in 0..4 {
-                let (db, stop) = (&db, &stop);
-                scope.spawn(move || {
-                    let mut client = db.connect();
-                    while !stop.load(Ordering::Relaxed)
-                        && client
-                            .query(
-                                "SELECT fair_complete(id, lease) FROM fair_claim('q', 'w', 2)",
-                                &[],
-                            )
-                            .is_ok()
-                    {}
-                });
-            }
-            let mut watcher = db.connect();
-            let enough = if how == Shutdown::Fast { 200 } else { 600 };
-            wait_until("some are done", PATIENCE, || {
-                one(
-                    &mut watcher,
-                    "SELECT count(*) >= $1 FROM harvest_fair.task WHERE state = 'completed'",
-                    &[&(enough as i64)],
-                )
-            });
-            cluster.stop(how);
-            stop.store(true, Ordering::Relaxed);
-        });
-        cluster.start_server();
-    }
-    let mut client = db.connect();
-    let left = pending(&mut client, "q");
-    assert_eq!(drain(&mut client, "q", 100).len() as i64, left);
-    let states: i64 = one(
-        &mut client,
-        "SELECT count(*) FROM harvest_fair.task WHERE state IN ('completed', 'running')",
-        &[],
-    );
-    assert_eq!(states, 2000);
-}
-
-#[test]
-fn a_first_claim_finds_what_was_enqueued_long_before() {
-    let cluster = Cluster::start(Options::new());
-    let db = cluster.database();
-    let mut client = db.connect();
-    for priority in 1..=5 {
-        execute(
-            &mut client,
-            &format!(
-                "INSERT INTO harvest_fair.task (queue, fairness_key, priority, new_start, scheduled_at)
-                 SELECT 'q', 'k' || i % 3, {priority}, i % 2 = 0, now() - i * interval '1 min'
-                 FROM generate_series(1, 12) i;
-                 INSERT INTO harvest_fair.task (queue, priority, scheduled_at)
-                 VALUES ('q', {priority}, now() + interval '1 day')"
-            ),
-        );
-    }
-    drop(client);
-    cluster.restart(Shutdown::Fast);
-    let mut client = db.connect();
-    let tasks = drain(&mut client, "q", 8);
-    assert_eq!(tasks.len(), 60);
-    assert!(tasks.is_sorted_by_key(|task| task.priority));
-    assert_eq!(pending(&mut client, "q"), 5);
-}
-
-#[test]
-fn without_shared_preload_libraries_create_extension_says_what_to_do() {
-    let cluster = Cluster::start(Options::new().without_preload());
-    let db = cluster.empty_database();
-    let mut client = db.connect();
-    let refusal =
-        harvest_fair_server_tests::expect_refusal(&mut client, "CREATE EXTENSION harvest_fair");
-    assert_ne!(refusal.sqlstate, "XX000", "{refusal:?}");
-    assert!(
-        refusal.hint.contains("shared_preload_libraries"),
-        "{refusal:?}"
-    );
-    let schemas: i64 = one(
-        &mut client,
-        "SELECT count(*) FROM pg_namespace WHERE nspname = 'harvest_fair'",
-        &[],
-    );
-    assert_eq!(schemas, 0);
-}
-
-#[test]
-fn a_server_that_lost_the_preload_refuses_to_claim_and_loses_nothing() {
-    let cluster = Cluster::start(Options::new());
-    let db = cluster.database();
-    let mut client = db.connect();
-    enqueue(&mut client, "q", Some("A"));
-    drop(client);
-    cluster.append_conf("shared_preload_libraries = ''\n");
-    cluster.restart(Shutdown::Fast);
-    let mut client = db.connect();
-    for sql in ["SELECT fair_claim('q', 'w', 1)", "SELECT fair_state('q')"] {
-        let refusal = harvest_fair_server_tests::expect_refusal(&mut client, sql);
-        assert_ne!(refusal.sqlstate, "XX000", "{refusal:?}");
-        assert!(
-            refusal.hint.contains("shared_preload_libraries"),
-            "{refusal:?}"
-        );
-    }
-    drop(client);
-    cluster.append_conf("shared_preload_libraries = 'harvest_fair'\n");
-    cluster.restart(Shutdown::Fast);
-    assert_eq!(keys_of(&drain(&mut db.connect(), "q", 1)), ["A"]);
 }

@@ -97,7 +97,7 @@ fn it_finds_running_counts_and_leases_that_the_board_does_not_know_of() {
     expect_until_swept(
         "UPDATE harvest_fair.task SET state = 'completed' WHERE state = 'running' AND fairness_key IN ('a', 'b');
          DELETE FROM harvest_fair.task WHERE fairness_key = 'b';
-         UPDATE harvest_fair.task SET state = 'running', lease_until = now() + interval '1 s' WHERE fairness_key = 'c' AND state = 'pending'",
+         UPDATE harvest_fair.task SET state = 'running', lease_until = now() + interval '20 s' WHERE fairness_key = 'c' AND state = 'pending'",
         &[
             "q|-|-|first lease|",
             "q|-|a|running|2|0",

@@ -42,7 +42,7 @@ pub struct Session {
 
 impl Session {
     pub fn new(db: &Database) -> Session {
-        let mut client = db.connect_with("SET statement_timeout = '5s'");
+        let mut client = db.connect_with("SET statement_timeout = '1min'");
         let pid = pid_of(&mut client);
         Session { client, pid }
     }

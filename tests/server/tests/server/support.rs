@@ -1,9 +1,14 @@
 //! What several themes share.
 
 use std::sync::OnceLock;
+use std::thread;
+use std::time::Instant;
 
-use harvest_fair_server_tests::{ClaimedTask, Cluster, Options, claim, one};
-use postgres::Client;
+use harvest_fair_server_tests::{
+    ClaimedTask, Cluster, Database, LONG, Options, PATIENCE, claim, claim_waiting, holds_within,
+    one, wait_until,
+};
+use postgres::{Client, GenericClient};
 
 /// A shared cluster whose janitor comes round every second, for what would otherwise take its usual ten.
 pub fn brisk() -> &'static Cluster {
@@ -21,10 +26,121 @@ pub fn restless() -> &'static Cluster {
     })
 }
 
+/// A server without a janitor: what happens there, sessions have done themselves, and nobody but the test holds a row for
+/// a moment.
+pub fn unattended() -> &'static Cluster {
+    static UNATTENDED: OnceLock<Cluster> = OnceLock::new();
+    Cluster::shared_in(&UNATTENDED, || {
+        Options::new().set("max_worker_processes", 0)
+    })
+}
+
 pub fn brisk_options() -> Options {
     Options::new()
         .set("harvest_fair.sweep_interval", "1s")
         .set("harvest_fair.flush_interval", "1s")
+}
+
+/// Plays rounds with a window of time that grows from round to round, until one was quick enough: a round says `None` when
+/// the server's clock tells, after all that had to happen within the window, that it was over by then. So what must not
+/// come yet is asserted only where it was not to come yet, however long the machine kept the test waiting in between.
+#[track_caller]
+pub fn in_time<T>(mut round: impl FnMut(&str) -> Option<T>) -> T {
+    WINDOWS
+        .iter()
+        .find_map(|window| round(window))
+        .unwrap_or_else(|| panic!("no round was over within its window, {WINDOWS:?}"))
+}
+
+const WINDOWS: [&str; 5] = ["200 ms", "800 ms", "4000 ms", "15000 ms", "40000 ms"];
+
+/// Measures until a result is good enough, a few times at most. A busy machine only ever makes it worse, so that one good
+/// result tells, where wrong code has none.
+#[track_caller]
+pub fn at_best<T>(mut measure: impl FnMut() -> Result<T, String>) -> T {
+    let mut all = Vec::new();
+    for _ in 0..4 {
+        match measure() {
+            Ok(result) => return result,
+            Err(result) => {
+                println!("measured again: {result}");
+                all.push(result);
+            }
+        }
+    }
+    panic!("never good enough: {all:#?}");
+}
+
+/// The server's clock: seconds since 1970.
+#[track_caller]
+pub fn clock(client: &mut impl GenericClient) -> f64 {
+    one(
+        client,
+        "SELECT extract(epoch FROM clock_timestamp())::float8",
+        &[],
+    )
+}
+
+/// That something happened between two moments of the server's clock, give or take a microsecond's rounding.
+#[track_caller]
+pub fn assert_between(at: f64, before: f64, after: f64, what: &str) {
+    assert!(
+        (before - 1e-5..=after + 1e-5).contains(&at),
+        "{what} {at}, not between {before} and {after}"
+    );
+}
+
+/// `fair_fail`: the state that the task has now, or None where the lease is no longer held.
+#[track_caller]
+pub fn fail(
+    client: &mut impl GenericClient,
+    task: &ClaimedTask,
+    retry_in: Option<&str>,
+) -> Option<String> {
+    one(
+        client,
+        "SELECT fair_fail($1::bigint, $2::bigint, 'it broke', $3::text::interval)::text",
+        &[&task.id, &task.lease, &retry_in],
+    )
+}
+
+/// Tasks that a worker waits for, and that something makes claimable meanwhile: it does not sleep until its wait ends.
+#[track_caller]
+pub fn await_claim(
+    client: &mut impl GenericClient,
+    queue: &str,
+    worker: &str,
+    max_tasks: i32,
+) -> Vec<ClaimedTask> {
+    let start = Instant::now();
+    let tasks = claim_waiting(client, queue, worker, max_tasks, LONG);
+    let waited = start.elapsed();
+    assert!(waited < PATIENCE, "waited {waited:?} for {tasks:?}");
+    tasks
+}
+
+/// The task that a worker who sleeps on queue `q` gets by `change`. On an [`unattended`] server nothing else wakes it.
+#[track_caller]
+pub fn woken_by(db: &Database, worker: &str, change: impl FnOnce(&mut Client)) -> ClaimedTask {
+    let mut client = db.connect();
+    thread::scope(|scope| {
+        let sleeper = scope.spawn(|| claim_waiting(&mut db.connect(), "q", worker, 1, LONG));
+        wait_until("the worker waits", PATIENCE, || {
+            stat(&mut client, "q", "waiting") == 1
+        });
+        change(&mut client);
+        if !holds_within(PATIENCE, || sleeper.is_finished()) {
+            execute(
+                &mut client,
+                "SELECT pg_cancel_backend(pid) FROM pg_stat_activity
+                 WHERE datname = current_database() AND wait_event_type = 'Extension'",
+            );
+            panic!("the worker sleeps on");
+        }
+        let mut tasks = sleeper.join().unwrap();
+        assert_eq!(tasks.len(), 1);
+        tasks.remove(0)
+    })
 }
 
 /// `times` claims of `n` each, joined in order.

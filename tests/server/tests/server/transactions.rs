@@ -1,17 +1,18 @@
 //! Claims that do not commit: no task is lost or doubled, and the order goes on as if they had not been.
 
 use harvest_fair_server_tests::{
-    ClaimedTask, Cluster, PATIENCE, claim, claim_one, count, enqueue, expect_error, flood, one,
-    pending, pid_of, sqlstate_of, wait_until,
+    ClaimedTask, Cluster, Database, PATIENCE, claim, claim_one, count, enqueue, expect_error,
+    flood, one, pending, pid_of, sqlstate_of, wait_until,
 };
-use postgres::{Client, NoTls};
+use postgres::{CancelToken, Client, NoTls};
 
 use crate::support::{
-    assert_all_different, assert_near, brisk, brisk_options, claims, drain, execute, stat, state,
-    states,
+    KeyState, assert_all_different, assert_near, brisk_options, claims, drain, execute, state,
+    states, unattended,
 };
 
 const KEYS: [(&str, f64); 3] = [("A", 1.0), ("B", 1.0), ("C", 2.0)];
+
 const EACH: i64 = 100;
 
 /// Two equal queues: in `q` a claim will be aborted, in `control` it will not be tried.
@@ -69,16 +70,20 @@ const STOP_MIDWAY: &str = "
 /// Starts a claim of 10 on its own connection, waits until it is in the midst of its rows, lets `interrupt` have the
 /// victim's pid and a token to cancel it, and returns how the claim ended.
 fn interrupt_midway(
-    db: &harvest_fair_server_tests::Database,
-    interrupt: impl FnOnce(i32, postgres::CancelToken),
+    db: &Database,
+    interrupt: impl FnOnce(i32, CancelToken),
 ) -> Result<u64, postgres::Error> {
     let mut holder = db.connect_with(STOP_MIDWAY);
     execute(&mut holder, "SELECT pg_advisory_lock(42)");
     let mut victim = db.connect();
     let pid = pid_of(&mut victim);
     let token = victim.cancel_token();
-    let claiming =
-        std::thread::spawn(move || victim.execute("SELECT fair_claim('q', 'victim', 10)", &[]));
+    let claiming = std::thread::spawn(move || {
+        let result = victim.execute("SELECT fair_claim('q', 'victim', 10)", &[]);
+        // An error is sent before the abort; the next answer comes after it.
+        let _ = victim.batch_execute("");
+        result
+    });
     wait_until("the claim is in its midst", PATIENCE, || {
         one(
             &mut holder,
@@ -265,7 +270,7 @@ fn a_claim_terminated_in_its_midst_changes_nothing() {
     let result = interrupt_midway(&db, |pid, _| {
         let done: bool = one(
             &mut client,
-            "SELECT pg_terminate_backend($1, 10000)",
+            "SELECT pg_terminate_backend($1, 60000)",
             &[&pid],
         );
         assert!(done);
@@ -309,14 +314,14 @@ fn a_claim_killed_before_its_commit_loses_nothing() {
 
 #[test]
 fn a_lease_reaped_in_a_savepoint_that_rolls_back_is_found_again_at_once() {
-    let db = Cluster::shared().database();
+    let db = unattended().database();
     let mut client = db.connect_with("SET harvest_fair.default_lease = '500 ms'");
     enqueue(&mut client, "q", Some("A"));
     let lost = claim_one(&mut client, "q");
     wait_until("the lease has run out", PATIENCE, || {
         one(
             &mut client,
-            "SELECT coalesce(clock_timestamp() > lease_until, true) FROM harvest_fair.task",
+            "SELECT clock_timestamp() > lease_until FROM harvest_fair.task",
             &[],
         )
     });
@@ -347,65 +352,6 @@ fn an_error_after_a_claim_in_one_statement_undoes_it() {
 }
 
 #[test]
-fn a_claim_whose_rows_are_not_all_read_still_claims_them_all() {
-    let db = Cluster::shared().database();
-    let mut client = db.connect();
-    flood(&mut client, "q", "A", 10, "1 hour");
-    let read: i64 = one(
-        &mut client,
-        "SELECT count(*) FROM (SELECT id FROM fair_claim('q', 'w', 5) LIMIT 2) t",
-        &[],
-    );
-    assert_eq!(read, 2);
-    assert_eq!(harvest_fair_server_tests::running(&mut client, "q"), 5);
-    assert_eq!(drain(&mut client, "q", 2).len(), 5);
-}
-
-#[test]
-fn several_claims_in_one_statement_claim_different_tasks() {
-    let db = Cluster::shared().database();
-    let mut client = db.connect();
-    flood(&mut client, "q", "A", 5, "1 hour");
-    flood(&mut client, "q", "B", 5, "1 hour");
-    let ids: i64 = one(
-        &mut client,
-        "SELECT count(DISTINCT c.id) FROM generate_series(1, 5) i, LATERAL fair_claim('q', 'w' || i, 2) c",
-        &[],
-    );
-    assert_eq!(ids, 10);
-    assert_eq!(harvest_fair_server_tests::running(&mut client, "q"), 10);
-}
-
-#[test]
-fn a_task_can_be_claimed_and_settled_in_one_statement_and_in_one_transaction() {
-    let db = Cluster::shared().database();
-    let mut client = db.connect();
-    flood(&mut client, "q", "A", 6, "1 hour");
-    let done: i64 = one(
-        &mut client,
-        "SELECT count(*) FROM fair_claim('q', 'w', 3) c WHERE fair_complete(c.id, c.lease)",
-        &[],
-    );
-    assert_eq!(done, 3);
-    let mut transaction = client.transaction().unwrap();
-    let mine = enqueue(&mut transaction, "q", Some("A"));
-    let task = claim_one(&mut transaction, "q");
-    assert!(harvest_fair_server_tests::complete(&mut transaction, &task));
-    let given_back = claim_one(&mut transaction, "q");
-    let released: bool = one(
-        &mut transaction,
-        "SELECT fair_release($1::bigint, $2::bigint)",
-        &[&given_back.id, &given_back.lease],
-    );
-    assert!(released);
-    transaction.commit().unwrap();
-    assert_eq!(state(&mut client, "q", "A").running, 0);
-    let rest = drain(&mut client, "q", 2);
-    assert_eq!(rest.len(), 3);
-    assert!(rest.iter().any(|task| task.id == mine));
-}
-
-#[test]
 fn a_task_claimed_and_completed_in_a_transaction_that_rolls_back_is_pending_and_not_charged() {
     let db = Cluster::shared().database();
     let mut client = db.connect();
@@ -421,61 +367,12 @@ fn a_task_claimed_and_completed_in_a_transaction_that_rolls_back_is_pending_and_
         ));
     }
     transaction.rollback().unwrap();
-    let running = |states: Vec<crate::support::KeyState>| -> Vec<i64> {
+    let running = |states: Vec<KeyState>| -> Vec<i64> {
         states.into_iter().map(|state| state.running).collect()
     };
     assert_eq!(running(states(&mut client, "q")), running(before));
     let control = control(&mut client);
     check(&mut client, &control);
-}
-
-#[test]
-fn a_claim_at_repeatable_read_or_serializable_is_refused_with_the_mend() {
-    let db = Cluster::shared().database();
-    let mut client = db.connect();
-    enqueue(&mut client, "q", Some("A"));
-    for level in ["REPEATABLE READ", "SERIALIZABLE"] {
-        execute(&mut client, &format!("BEGIN ISOLATION LEVEL {level}"));
-        expect_error(
-            &mut client,
-            "SELECT fair_claim('q', 'w', 1)",
-            "0A000",
-            &level.to_lowercase(),
-            "READ COMMITTED",
-        );
-        execute(&mut client, "ROLLBACK");
-    }
-    assert_eq!(claim_one(&mut client, "q").key, "A");
-}
-
-#[test]
-fn an_enqueue_works_at_every_isolation_level() {
-    let db = Cluster::shared().database();
-    let mut client = db.connect();
-    for level in ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"] {
-        execute(
-            &mut client,
-            &format!("BEGIN ISOLATION LEVEL {level}; SELECT fair_enqueue('q'); COMMIT"),
-        );
-    }
-    assert_eq!(drain(&mut client, "q", 1).len(), 3);
-}
-
-#[test]
-fn a_claim_in_a_read_only_transaction_is_refused() {
-    let db = Cluster::shared().database();
-    let mut client = db.connect();
-    enqueue(&mut client, "q", Some("A"));
-    execute(&mut client, "BEGIN READ ONLY");
-    expect_error(
-        &mut client,
-        "SELECT fair_claim('q', 'w', 1)",
-        "25006",
-        "read-only",
-        "",
-    );
-    execute(&mut client, "ROLLBACK");
-    assert_eq!(claim_one(&mut client, "q").key, "A");
 }
 
 #[test]
@@ -496,65 +393,4 @@ fn a_transaction_with_a_claim_cannot_be_prepared_and_loses_nothing() {
     let _ = client.batch_execute("ROLLBACK");
     let control = control(&mut client);
     check(&mut client, &control);
-}
-
-#[test]
-fn tasks_of_a_prepared_transaction_are_found_by_the_sweep() {
-    let db = brisk().database();
-    let mut client = db.connect();
-    // The queue is loaded before, so that loading it does not find the rows.
-    assert!(claim(&mut client, "q", "w", 1).is_empty());
-    let name = format!("enqueue in {}", db.name());
-    execute(
-        &mut client,
-        &format!(
-            "BEGIN; SELECT fair_enqueue('q', fairness_key => 'A'); PREPARE TRANSACTION '{name}'"
-        ),
-    );
-    assert!(claim(&mut client, "q", "w", 1).is_empty());
-    execute(&mut client, &format!("COMMIT PREPARED '{name}'"));
-    let mut found = Vec::new();
-    wait_until("the sweep has found the task", PATIENCE, || {
-        found = claim(&mut client, "q", "w", 1);
-        !found.is_empty()
-    });
-    assert_eq!(found[0].key, "A");
-    assert!(stat(&mut client, "q", "missed_wakeups") >= 1);
-}
-
-#[test]
-fn rows_of_a_session_without_triggers_are_found_by_the_sweep() {
-    let db = brisk().database();
-    let mut client = db.connect();
-    assert!(claim(&mut client, "q", "w", 1).is_empty());
-    execute(
-        &mut client,
-        "SET session_replication_role = replica;
-         INSERT INTO harvest_fair.task (queue, fairness_key, priority, enqueued_at) VALUES ('q', 'A', 3, now());
-         RESET session_replication_role",
-    );
-    wait_until("the sweep has found the task", PATIENCE, || {
-        claim(&mut client, "q", "w", 1).len() == 1
-    });
-}
-
-#[test]
-fn a_claim_in_a_function_and_a_procedure_works() {
-    let db = Cluster::shared().database();
-    let mut client = db.connect();
-    flood(&mut client, "q", "A", 6, "1 hour");
-    execute(
-        &mut client,
-        "CREATE FUNCTION take() RETURNS int LANGUAGE plpgsql AS $$
-         DECLARE n int := 0; t record; BEGIN
-             FOR t IN SELECT * FROM fair_claim('q', 'w', 2) LOOP n := n + 1; END LOOP;
-             RETURN n; END $$;
-         CREATE PROCEDURE take_all() LANGUAGE plpgsql AS $$
-         BEGIN
-             WHILE (SELECT count(*) FROM fair_claim('q', 'w', 1)) > 0 LOOP COMMIT; END LOOP;
-         END $$",
-    );
-    assert_eq!(one::<i32>(&mut client, "SELECT take()", &[]), 2);
-    execute(&mut client, "CALL take_all()");
-    assert_eq!(pending(&mut client, "q"), 0);
 }
