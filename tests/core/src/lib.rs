@@ -9,3 +9,11 @@ pub mod sfq;
 pub mod harness;
 pub mod model;
 pub mod stage;
+
+/// How many cases a property is tested with: `PROPTEST_CASES`, or the default.
+pub fn cases(default: u32) -> u32 {
+    std::env::var("PROPTEST_CASES")
+        .ok()
+        .and_then(|cases| cases.parse().ok())
+        .unwrap_or(default)
+}

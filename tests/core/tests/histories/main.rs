@@ -6,6 +6,7 @@ mod compare;
 mod ops;
 mod world;
 
+use harvest_fair_core_tests::cases;
 use harvest_fair_core_tests::model::{self, State};
 use harvest_fair_core_tests::sfq::RowPos;
 use proptest::prelude::*;
@@ -13,15 +14,8 @@ use proptest::prelude::*;
 use ops::{Op, ops};
 use world::World;
 
-fn cases() -> u32 {
-    std::env::var("PROPTEST_CASES")
-        .ok()
-        .and_then(|n| n.parse().ok())
-        .unwrap_or(12_000)
-}
-
 proptest! {
-    #![proptest_config(ProptestConfig { cases: cases(), ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(12_000), ..ProptestConfig::default() })]
 
     #[test]
     fn histories_follow_the_naive_model(ops in ops()) {
