@@ -19,7 +19,7 @@ help:
 	@echo 'make install   build the extension and install it'
 	@echo 'make deb       a Debian package in dist/'
 	@echo 'make dist      the source archive in dist/, for PGXN too'
-	@echo 'make lint      rustfmt, clippy and hadolint'
+	@echo 'make lint      rustfmt, clippy, hadolint and pgspot'
 	@echo 'make freeze    after a change of sql/ before a release: write the install script down'
 	@echo 'make clean     stop private servers, remove .cache/, target/ and dist/'
 	@echo

@@ -32,7 +32,10 @@ HF_TARGET=${CARGO_TARGET_DIR:-$HF_ROOT/target}
 case $HF_TARGET in /*) ;; *) HF_TARGET=$PWD/$HF_TARGET ;; esac
 CARGO_HOME=${CARGO_HOME:-${HOME:?neither HOME nor CARGO_HOME is set}/.cargo}
 HF_CARGO_PGRX_VERSION=0.18.1
-HF_PSYCOPG=$HF_CACHE/psycopg-$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true)
+# What pip unpacks has parts that fit one Python only.
+hf_python=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true)
+HF_PSYCOPG=$HF_CACHE/psycopg-$hf_python
+HF_PGSPOT=$HF_CACHE/pgspot-$hf_python
 HF_NODE=$HF_CACHE/node
 export HF_ROOT HF_CACHE HF_TARGET CARGO_HOME HF_PSYCOPG HF_NODE
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# make lint: formatting, hadolint, and clippy without a warning.
+# make lint: formatting, hadolint, pgspot, and clippy without a warning.
 
 export HF_STEPS=7
 . "$(dirname "$0")/env.sh"
@@ -18,11 +18,12 @@ done
 
 failed=0
 
-step 5 "scripts, Dockerfile and formatting"
+step 5 "scripts, Dockerfile, SQL and formatting"
 for script in scripts/*.sh .ci/run; do
   bash -n "$script" || failed=1
 done
 "$HF_CACHE/hadolint/bin/hadolint" Dockerfile || failed=1
+PYTHONPATH=$HF_PGSPOT python3 scripts/pgspot.py sql scripts/pgspot-accepted.txt || failed=1
 cargo fmt --all --check || failed=1
 
 step 6 "clippy on the extension, for Postgres $HF_PG_MAJOR"

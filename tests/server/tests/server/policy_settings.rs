@@ -4,22 +4,8 @@ use std::thread;
 
 use harvest_fair_server_tests::{Cluster, expect_error, one};
 
-use crate::policy_support::{configure, owned, setting};
+use crate::policy_support::{SETTINGS, configure, owned, setting};
 use crate::support::execute;
-
-const ALL: [&str; 11] = [
-    "queue_weight",
-    "rate_limit",
-    "key_rate_limit",
-    "key_max_running",
-    "lease",
-    "priority_aging",
-    "new_start_handicap",
-    "charge",
-    "group_separator",
-    "paused",
-    "retention",
-];
 
 #[test]
 fn a_queue_that_nobody_configured_shows_every_default_and_where_it_comes_from() {
@@ -34,7 +20,7 @@ fn a_queue_that_nobody_configured_shows_every_default_and_where_it_comes_from() 
         .iter()
         .map(|row| row.get(0))
         .collect();
-    assert_eq!(shown.len(), ALL.len());
+    assert_eq!(shown.len(), SETTINGS.len());
     for expected in [
         "queue_weight 1.0 default",
         "rate_limit - default",
@@ -93,7 +79,7 @@ fn a_setting_that_is_set_shows_its_value_until_null_resets_it() {
         configure(&mut client, "q", &format!(r#"{{"{field}": null}}"#));
         assert_ne!(setting(&mut client, "q", field).1, "set", "{field}");
     }
-    for field in ALL {
+    for field in SETTINGS {
         assert_eq!(
             setting(&mut client, "q", field),
             setting(&mut client, "other", field),
@@ -137,7 +123,7 @@ fn an_unknown_setting_is_refused_by_name_with_the_list_of_the_known_ones() {
         "\"rate_limt\"",
         "",
     );
-    for known in ALL {
+    for known in SETTINGS {
         assert!(refusal.hint.contains(known), "no {known} in {refusal:?}");
     }
     // All or nothing.
