@@ -1,5 +1,7 @@
 //! Pins and bands: tasks that wait for one worker, and new starts that let continuations pass.
 
+use std::time::SystemTime;
+
 use harvest_fair_server_tests::{
     ClaimedTask, Cluster, Options, PATIENCE, Shutdown, claim, claim_one, complete, count, enqueue,
     expect_error, flood, keys_of, one, wait_until,
@@ -28,23 +30,34 @@ fn pin(
     )
 }
 
-/// Whether a task's pin has ended by the server's clock.
+/// When a task's pin ends. Asked before anybody claims: whatever takes the pin away, early or in time, takes this along.
 #[track_caller]
-fn has_ended(client: &mut Client, id: i64) -> bool {
+fn end_of_pin(client: &mut Client, id: i64) -> Option<SystemTime> {
     one(
         client,
-        "SELECT coalesce(clock_timestamp() > sticky_until, true) FROM harvest_fair.task WHERE id = $1",
+        "SELECT sticky_until FROM harvest_fair.task WHERE id = $1",
         &[&id],
+    )
+}
+
+/// Whether that moment is over by the server's clock.
+#[track_caller]
+fn is_over(client: &mut Client, end: Option<SystemTime>) -> bool {
+    one(
+        client,
+        "SELECT coalesce(clock_timestamp() > $1, true)",
+        &[&end],
     )
 }
 
 /// A task of A whose pin to `me` has ended by now, but had not ended yet when `other` was refused it as `refused` tells.
 #[track_caller]
 fn pinned_until_now(client: &mut Client, refused: impl Fn(&mut Client, i64) -> bool) -> i64 {
-    let pinned = in_time(|length| {
+    let (pinned, end) = in_time(|length| {
         let id = pin(client, "A", 3, "me", length);
+        let end = end_of_pin(client, id);
         let refused = refused(client, id);
-        if has_ended(client, id) {
+        if is_over(client, end) {
             execute(
                 client,
                 &format!("DELETE FROM harvest_fair.task WHERE id = {id}"),
@@ -52,9 +65,9 @@ fn pinned_until_now(client: &mut Client, refused: impl Fn(&mut Client, i64) -> b
             return None;
         }
         assert!(refused, "handed out before its pin of {length} has ended");
-        Some(id)
+        Some((id, end))
     });
-    wait_until("the pin ends", PATIENCE, || has_ended(client, pinned));
+    wait_until("the pin ends", PATIENCE, || is_over(client, end));
     pinned
 }
 
@@ -164,8 +177,9 @@ fn an_ended_pin_puts_its_task_back_into_the_order_without_precedence() {
     let db = unattended().database();
     let mut client = db.connect();
     let pinned = pin(&mut client, "A", 3, "me", "100 ms");
+    let end = end_of_pin(&mut client, pinned);
     flood_at(&mut client, "q", "B", 1, 1);
-    wait_until("the pin ends", PATIENCE, || has_ended(&mut client, pinned));
+    wait_until("the pin ends", PATIENCE, || is_over(&mut client, end));
     let taken = claim(&mut client, "q", "me", 2);
     assert_eq!(keys_of(&taken), ["B", "A"]);
 }
@@ -389,11 +403,12 @@ fn pins_outlive_a_crash() {
     let (short, long) = in_time(|length| {
         let mut client = db.connect();
         let short = pin(&mut client, "A", 3, "me", length);
+        let end = end_of_pin(&mut client, short);
         let long = pin(&mut client, "B", 3, "me", "1 hour");
         cluster.restart(Shutdown::Immediate);
         let mut client = db.connect();
         let early = claim(&mut client, "q", "other", 5);
-        if has_ended(&mut client, short) {
+        if is_over(&mut client, end) {
             execute(&mut client, "DELETE FROM harvest_fair.task");
             return None;
         }

@@ -31,7 +31,10 @@ pub fn restless() -> &'static Cluster {
 pub fn unattended() -> &'static Cluster {
     static UNATTENDED: OnceLock<Cluster> = OnceLock::new();
     Cluster::shared_in(&UNATTENDED, || {
-        Options::new().set("max_worker_processes", 0)
+        Options::new()
+            .set("max_worker_processes", 0)
+            // The end of a lease ends a wait, too; not before a test has lost its patience.
+            .set("harvest_fair.default_lease", "1h")
     })
 }
 
