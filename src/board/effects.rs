@@ -44,8 +44,9 @@ struct Effects {
     on_commit: Vec<(SubId, OnCommit)>,
     /// The queue that this session is loading.
     loading: Option<QueueRef>,
-    /// Queues that this session has loaded after it had emptied a table of which it did not see what it had held.
-    to_reload: Vec<QueueRef>,
+    /// Queues that this session has loaded after it had emptied a table of which it did not see what it had held, by the
+    /// (sub)transaction of the TRUNCATE.
+    to_reload: Vec<(SubId, QueueRef)>,
     /// Queues whose expired leases or ended pins this transaction puts back: to be looked at again if it aborts.
     reaping: Vec<(SubId, QueueRef)>,
     /// The waiting line that this session stands in.
@@ -176,9 +177,15 @@ pub fn loading(queue: QueueRef) {
 /// transaction aborts; then the queue is loaded again.
 pub fn loaded() {
     EFFECTS.with_borrow_mut(|e| {
-        let emptied = e.on_commit.iter().any(|(_, effect)| effect.is_truncate());
-        let queue = e.loading.take();
-        e.to_reload.extend(queue.filter(|_| emptied));
+        let Some(queue) = e.loading.take() else {
+            return;
+        };
+        let emptied = e
+            .on_commit
+            .iter()
+            .filter(|(_, effect)| effect.is_truncate());
+        e.to_reload
+            .extend(emptied.map(|(sub, _)| (*sub, queue.clone())));
     });
 }
 
@@ -289,17 +296,15 @@ impl Effects {
                     sched.note_unpin_due(queue, now);
                 }
             }
-            for queue in self
-                .loading
-                .take()
-                .into_iter()
-                .chain(self.to_reload.drain(..))
-            {
-                if let Some(queue) = find_queue(sched, &queue) {
+            let hidden = self.to_reload.iter().filter(|(s, _)| is_gone(s));
+            for queue in self.loading.iter().chain(hidden.map(|(_, queue)| queue)) {
+                if let Some(queue) = find_queue(sched, queue) {
                     sched.set_queue_state(queue, QueueState::Unloaded);
                 }
             }
         });
+        self.loading = None;
+        self.to_reload.retain(|(s, _)| !is_gone(s));
         self.claims.retain(|(s, _)| !is_gone(s));
         self.charges.retain(|(s, _)| !is_gone(s));
         self.reaping.retain(|(s, _)| !is_gone(s));
@@ -316,8 +321,6 @@ impl Effects {
             }
         }
         wake(&wakes);
-        // SAFETY: wakes whoever waits for a queue that this session may have been loading.
-        unsafe { pg_sys::ConditionVariableBroadcast(shmem::loading()) };
     }
 
     /// A savepoint was released: what was done in it now belongs to its parent.
@@ -326,7 +329,9 @@ impl Effects {
         let charges = self.charges.iter_mut().map(|(s, _)| s);
         let on_commit = self.on_commit.iter_mut().map(|(s, _)| s);
         let reaping = self.reaping.iter_mut().map(|(s, _)| s);
-        for s in claims.chain(charges).chain(reaping).chain(on_commit) {
+        let to_reload = self.to_reload.iter_mut().map(|(s, _)| s);
+        let queues = reaping.chain(to_reload);
+        for s in claims.chain(charges).chain(queues).chain(on_commit) {
             if *s == sub {
                 *s = parent;
             }

@@ -54,8 +54,6 @@ struct Shared {
     waiting: AtomicI32,
     /// Refused changes on their way into the audit; under the board's lock.
     refused: Ring,
-    /// Sessions that wait for a queue to be loaded sleep here.
-    loading: pg_sys::ConditionVariable,
     janitors: [JanitorSlot; MAX_JANITORS],
 }
 
@@ -188,7 +186,6 @@ unsafe extern "C-unwind" fn startup() {
             let shared = chunk.cast::<Shared>();
             (*shared).max_queues.store(max_queues, Ordering::Relaxed);
             (*shared).max_keys.store(max_keys, Ordering::Relaxed);
-            pg_sys::ConditionVariableInit(&raw mut (*shared).loading);
             let lines = chunk.add(layout.waiting).cast::<WaitingLine>();
             for i in 0..=max_queues as usize {
                 pg_sys::ConditionVariableInit(&raw mut (*lines.add(i)).variable);
@@ -378,12 +375,6 @@ pub fn waiting(queue: Option<QueueId>) -> i32 {
 /// Whether somebody waits for tasks, of whatever queue.
 pub fn anyone_waiting() -> bool {
     shared().waiting.load(Ordering::SeqCst) > 0
-}
-
-/// Where the sessions that wait for a queue to be loaded sleep.
-pub fn loading() -> *mut pg_sys::ConditionVariable {
-    // SAFETY: the address of a field of the chunk; only Postgres' condition variable functions use it.
-    unsafe { &raw mut (*SHARED.load(Ordering::Relaxed)).loading }
 }
 
 /// The janitors of all databases.

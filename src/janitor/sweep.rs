@@ -12,8 +12,8 @@ use super::policy::{find_stale, tell};
 use super::{news, round};
 use crate::board::{self, now, stored_key, stored_priority, wait};
 use crate::observe::state::of_scope;
-use crate::sfq::{QueueId, Row, RunningCount, Sched};
-use crate::tasks::load::{ensure_loaded, schedule_reaping};
+use crate::sfq::{QueueId, QueueState, Row, RunningCount, Sched};
+use crate::tasks::load::{load_if_free, schedule_reaping};
 use crate::tasks::table::{LaneKey, TaskTable, TupleLock};
 
 /// How long a row must look missed.
@@ -43,7 +43,7 @@ pub fn sweep(scope: u64) -> bool {
         if let Ok(table) = TaskTable::open() {
             for name in table.queues() {
                 // A queue for which the board has no room stays in the table until there is.
-                let _ = ensure_loaded(&table, &name);
+                let _ = load_if_free(&table, &name);
             }
         }
         of_scope(scope)
@@ -68,6 +68,9 @@ pub fn sweep(scope: u64) -> bool {
     for (queue, name) in queues {
         if super::stopping() {
             break;
+        }
+        if board::with(|sched| sched.queue_state(queue)) != Some(QueueState::Loaded) {
+            continue;
         }
         full |= sweep_queue(queue, &name, asides.remove(&queue).unwrap_or_default());
     }

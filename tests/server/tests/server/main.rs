@@ -21,6 +21,7 @@ mod isolation;
 mod janitor;
 mod life;
 mod load;
+mod load_waits;
 mod logs;
 mod maintenance;
 mod memory;
