@@ -10,16 +10,18 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
 
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
 use super::on_commit::{OnCommit, QueueRef, Wake, apply, find_live, wake};
+use super::refused::Refused;
 use super::wait::{self, Line};
 use super::{find_queue, shmem, stored_key};
 use crate::errors::Error;
 use crate::names::Priority;
-use crate::sfq::{Accounted, Charge, Noted, Pick, QueueId, QueueState, Row, Sched};
+use crate::sfq::{Accounted, Charge, DirtyEntry, Noted, Pick, QueueId, QueueState, Row, Sched};
 
 /// Notes applied under one hold of the lock: a bulk load must not stop the claims of others.
 const NOTES_A_HOLD: usize = 256;
@@ -33,6 +35,18 @@ struct Note {
 }
 
 type SubId = pg_sys::SubTransactionId;
+
+/// Something that was taken from the board to be written into a table.
+pub enum Written {
+    /// Tiers of a queue whose snapshot is written anew, and keys that have changed.
+    Passes {
+        queue: QueueId,
+        anew: Vec<Priority>,
+        changed: Rc<Vec<DirtyEntry>>,
+    },
+    /// A refused change, for the audit.
+    Refused(Box<Refused>),
+}
 
 #[derive(Default)]
 struct Effects {
@@ -49,6 +63,8 @@ struct Effects {
     to_reload: Vec<(SubId, QueueRef)>,
     /// Queues whose expired leases or ended pins this transaction puts back: to be looked at again if it aborts.
     reaping: Vec<(SubId, QueueRef)>,
+    /// What this transaction writes of the board into the tables: to be written another time if it aborts.
+    written: Vec<Written>,
     /// The waiting line that this session stands in.
     waiting: Option<Line>,
     /// Reused to build keys of `notes`.
@@ -200,6 +216,11 @@ pub fn reaped_nothing() {
     EFFECTS.with_borrow_mut(|e| e.reaping.pop());
 }
 
+/// Has what was taken from the board given back to it if this transaction aborts.
+pub fn writing(written: Written) {
+    EFFECTS.with_borrow_mut(|e| e.written.push(written));
+}
+
 /// Marks that this session stands in a waiting line (or that it no longer does).
 pub fn waiting(line: Option<Line>) {
     EFFECTS.with_borrow_mut(|e| e.waiting = line);
@@ -228,6 +249,7 @@ impl Effects {
             && self.loading.is_none()
             && self.to_reload.is_empty()
             && self.reaping.is_empty()
+            && self.written.is_empty()
             && self.waiting.is_none()
     }
 
@@ -248,6 +270,7 @@ impl Effects {
         self.charges.clear();
         self.reaping.clear();
         self.to_reload.clear();
+        self.written.clear();
         let notes: Vec<Note> = self.notes.drain().map(|(_, note)| note).collect();
         for notes in notes.chunks(NOTES_A_HOLD) {
             shmem::with(|sched| {
@@ -311,6 +334,7 @@ impl Effects {
         self.on_commit.retain(|(s, _)| !is_gone(s));
         if sub.is_none() {
             self.notes.clear();
+            self.written.drain(..).for_each(Written::give_back);
         }
         // A wake-up that reached this session and found it gone goes on to the next in line.
         if let Some(line) = self.waiting.take() {
@@ -335,6 +359,29 @@ impl Effects {
             if *s == sub {
                 *s = parent;
             }
+        }
+    }
+}
+
+impl Written {
+    /// Its transaction has aborted.
+    fn give_back(self) {
+        match self {
+            Written::Passes {
+                queue,
+                anew,
+                changed,
+            } => {
+                for changed in changed.chunks(NOTES_A_HOLD) {
+                    shmem::with(|sched| sched.mark_dirty(queue, changed));
+                }
+                shmem::with(|sched| {
+                    for priority in anew {
+                        sched.mark_rewrite(queue, priority);
+                    }
+                });
+            }
+            Written::Refused(refused) => shmem::refuse(&refused),
         }
     }
 }

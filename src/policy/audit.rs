@@ -13,6 +13,7 @@ use pgrx::prelude::*;
 use pgrx::{JsonB, PgTryBuilder, pg_sys};
 use serde_json::Value;
 
+use crate::board::effects::{self, Written};
 use crate::board::shmem::{self, Refused};
 use crate::errors::Error;
 use crate::janitor;
@@ -165,6 +166,9 @@ pub fn write_refused(scope: u64) {
     let refused = shmem::take_refused(scope);
     if refused.is_empty() {
         return;
+    }
+    for entry in &refused {
+        effects::writing(Written::Refused(Box::new(*entry)));
     }
     spi::connect(|spi| {
         for entry in refused {

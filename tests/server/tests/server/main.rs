@@ -19,6 +19,7 @@ mod fuzz_input;
 mod harness;
 mod isolation;
 mod janitor;
+mod janitor_waits;
 mod life;
 mod load;
 mod load_waits;
