@@ -29,6 +29,7 @@ mod memory;
 mod naive;
 mod observe;
 mod order;
+mod own_triggers;
 mod packages;
 mod planner;
 mod policy_aging;
