@@ -72,6 +72,8 @@ pub struct Extras {
     draw: AtomicU64,
     /// When the settings were last put on the board (µs).
     since: AtomicI64,
+    /// How often pinned rows have come to the queue.
+    pins: AtomicU32,
 }
 
 impl Extras {
@@ -114,6 +116,16 @@ impl Extras {
     /// Since when all settings of the queue are in force (µs).
     pub fn since(&self) -> i64 {
         self.since.load(Ordering::Relaxed)
+    }
+
+    /// How often pinned rows have come to the queue, to be compared with what was seen before.
+    pub fn pins(&self) -> u32 {
+        self.pins.load(Ordering::SeqCst)
+    }
+
+    /// Pinned rows have come to the queue, or may have.
+    pub fn count_pins(&self) {
+        self.pins.fetch_add(1, Ordering::SeqCst);
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::policy::{find_stale, tell};
 use super::{news, round};
-use crate::board::{self, now, stored_key, stored_priority, wait};
+use crate::board::{self, now, shmem, stored_key, stored_priority, wait};
 use crate::observe::state::of_scope;
 use crate::sfq::{QueueId, QueueState, Row, RunningCount, Sched};
 use crate::tasks::load::{load_if_free, schedule_reaping};
@@ -80,7 +80,11 @@ pub fn sweep(scope: u64) -> bool {
 fn sweep_queue(queue: QueueId, name: &str, aside: Aside) -> bool {
     let Some((suspects, miscounts, stale)) = round(|| {
         let table = TaskTable::open().ok()?;
-        schedule_reaping(&table, queue, name);
+        if schedule_reaping(&table, queue, name) {
+            // Some may be new, as those of prepared transactions: whoever waits looks anew.
+            shmem::extras(queue).count_pins();
+            wait::wake_all(queue);
+        }
         Some((
             find_missed(&table, queue, name),
             find_miscounted(&table, queue, name, &aside.running),

@@ -8,7 +8,7 @@ use pgrx::pg_sys;
 use pgrx::prelude::*;
 
 use super::catalog::{Catalog, column};
-use super::load::NEVER;
+use super::pinned::end_of_pin;
 use super::table::TaskTable;
 use super::timestamp;
 use crate::board::{OnCommit, QueueRef, effects, now, stored_priority};
@@ -136,7 +136,7 @@ fn note(catalog: &Catalog, row: &Fields) {
             Row { pos, weight },
         );
     } else {
-        let at = row.sticky_until().unwrap_or(NEVER);
+        let at = end_of_pin(row.sticky_until());
         effects::on_commit(OnCommit::UnpinDue {
             queue: row.queue_ref(catalog),
             at,

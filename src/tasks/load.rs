@@ -268,13 +268,12 @@ fn count_running(table: &TaskTable, queue: QueueId, name: &str) {
     }
 }
 
-/// Tells the board when the queue's next lease and pin end.
-pub fn schedule_reaping(table: &TaskTable, queue: QueueId, name: &str) {
+/// Tells the board when the queue's next lease and pin end. Whether there are pins.
+pub fn schedule_reaping(table: &TaskTable, queue: QueueId, name: &str) -> bool {
     let known = board::with(|sched| sched.unpin_due(queue));
     let (_, next_lease) = table.expired_leases(name, i64::MIN, 0);
     let mut next_pin = None;
     table.pins(name, |_, until| {
-        let until = until.unwrap_or(NEVER);
         next_pin = Some(next_pin.map_or(until, |n: i64| n.min(until)));
     });
     board::with(|sched| {
@@ -288,7 +287,5 @@ pub fn schedule_reaping(table: &TaskTable, queue: QueueId, name: &str) {
             None => {}
         }
     });
+    next_pin.is_some()
 }
-
-/// When a pin without an end ends. One before the far end of time: there are pinned rows to look for.
-pub const NEVER: i64 = i64::MAX - 1;

@@ -42,6 +42,7 @@ mod policy_dump;
 mod policy_foreseen;
 mod policy_groups;
 mod policy_pins;
+mod policy_pins_future;
 mod policy_preview;
 mod policy_queues;
 mod policy_rates;
