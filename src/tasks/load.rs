@@ -10,7 +10,7 @@ use super::table::TaskTable;
 use crate::board::BoardSettings;
 use crate::board::{self, QueueRef, effects, now, shmem, stored_key, stored_priority};
 use crate::errors::Error;
-use crate::names::{QueueName, Weight};
+use crate::names::{FairnessKey, QueueName, Weight};
 use crate::policy::queues::as_others_see;
 use crate::policy::settings::Settings;
 use crate::sfq::{QueueId, QueueState, Ticks};
@@ -203,12 +203,15 @@ pub fn read_settings(queue: &str) -> BoardSettings {
     Settings::read(&stored).unwrap_or_default().on_board()
 }
 
-/// The overrides of a queue as they stand in the table.
+/// The overrides of a queue as they stand in the table; but for those that were stored there against the rules.
 pub fn read_overrides(queue: &str) -> Vec<(String, f64)> {
     spi::connect(|spi| {
         let rows = spi.run_as_others(&sql::OVERRIDES, &[queue.into_datum()]);
         (0..rows.len())
-            .filter_map(|i| Some((rows.get(i, 1)?, rows.get(i, 2)?)))
+            .filter_map(|i| Some((rows.get::<String>(i, 1)?, rows.get(i, 2)?)))
+            .filter(|(key, weight)| {
+                FairnessKey::parse(key.as_str()).is_ok() && Weight::new(*weight).is_ok()
+            })
             .collect()
     })
 }
