@@ -48,6 +48,11 @@ const STARTING: i64 = 5_000_000;
 
 /// Starts this database's janitor unless it runs or is about to.
 pub fn ensure_running(catalog: &Catalog) {
+    // SAFETY: reads the state of the server.
+    if unsafe { pg_sys::RecoveryInProgress() } {
+        // On a standby it could not start, and would keep a background worker slot until it can.
+        return;
+    }
     let scope = catalog.scope();
     let janitors = shmem::janitors();
     let mine = |slot: &&JanitorSlot| slot.scope.load(Ordering::Acquire) == scope;

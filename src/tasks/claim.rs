@@ -84,7 +84,7 @@ impl sfq::Rows for TableRows<'_> {
 
 /// Claims must see what others commit while they run.
 pub fn check_transaction(function: &'static str) -> Result<(), Error> {
-    // SAFETY: reads the state of this backend's transaction and of the server.
+    // SAFETY: reads the state of this backend's transaction.
     unsafe {
         let level = pg_sys::XactIsoLevel;
         if level >= pg_sys::XACT_REPEATABLE_READ as i32 {
@@ -95,9 +95,18 @@ pub fn check_transaction(function: &'static str) -> Result<(), Error> {
             };
             return Err(Error::Isolation { function, level });
         }
-        if pg_sys::XactReadOnly || pg_sys::RecoveryInProgress() {
+        if pg_sys::XactReadOnly {
             return Err(Error::ReadOnly { function });
         }
+    }
+    check_primary(function)
+}
+
+/// The board of a standby is told of nothing that happens, so it must know of nothing when the standby is promoted.
+pub fn check_primary(function: &'static str) -> Result<(), Error> {
+    // SAFETY: reads the state of the server.
+    if unsafe { pg_sys::RecoveryInProgress() } {
+        return Err(Error::ReadOnly { function });
     }
     Ok(())
 }
