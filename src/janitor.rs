@@ -16,6 +16,7 @@ mod sweep;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::ffi::CStr;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -31,6 +32,7 @@ use crate::board::{self, QueueRef, now, wait};
 use crate::config;
 use crate::errors::Error;
 use crate::observe::state::of_scope;
+use crate::pg_compat;
 use crate::policy::audit;
 use crate::subtransaction::failure;
 use crate::tasks::catalog::Catalog;
@@ -39,11 +41,18 @@ use crate::tasks::table::TaskTable;
 
 /// Longest pause between two rounds: how long DROP DATABASE and expired leases wait at most.
 const TICK: Duration = Duration::from_secs(1);
+/// The duty that is done once more at shutdown.
+const SAVE: &str = "save passes";
 /// How long a janitor may take to start before another one is asked for (µs).
 const STARTING: i64 = 5_000_000;
 
 /// Starts this database's janitor unless it runs or is about to.
 pub fn ensure_running(catalog: &Catalog) {
+    // SAFETY: reads the state of the server.
+    if unsafe { pg_sys::RecoveryInProgress() } {
+        // On a standby it could not start, and would keep a background worker slot until it can.
+        return;
+    }
     let scope = catalog.scope();
     let janitors = shmem::janitors();
     let mine = |slot: &&JanitorSlot| slot.scope.load(Ordering::Acquire) == scope;
@@ -144,12 +153,15 @@ pub extern "C-unwind" fn harvest_fair_janitor(scope: pg_sys::Datum) {
         return;
     }
     BackgroundWorker::connect_worker_to_spi_by_oid(Some(database), None);
+    settle_in();
     match rounds(scope, database) {
         // The extension may have gone since the last round.
-        End::Shutdown => round(|| {
-            if is_there(scope) {
-                flush::flush(scope);
-            }
+        End::Shutdown => guarded(SAVE, || {
+            round(|| {
+                if is_there(scope) {
+                    flush::flush(scope);
+                }
+            })
         }),
         End::Extension => {
             let queues = of_scope(scope);
@@ -158,6 +170,30 @@ pub extern "C-unwind" fn harvest_fair_janitor(scope: pg_sys::Datum) {
             queues.iter().for_each(|(queue, _)| wait::wake_all(*queue));
         }
         End::Database => {}
+    }
+}
+
+/// Settings of its own, as autovacuum has: what sessions have by default must neither change what the janitor does nor hold
+/// it up. SIGTERM is looked at between its waits, so none may be without an end.
+fn settle_in() {
+    let set = |name: &CStr, value: &CStr| {
+        let (context, source) = (
+            pg_sys::GucContext::PGC_SUSET,
+            pg_sys::GucSource::PGC_S_OVERRIDE,
+        );
+        // SAFETY: constant names and values of Postgres' own settings, outside of any transaction.
+        unsafe { pg_sys::SetConfigOption(name.as_ptr(), value.as_ptr(), context, source) };
+    };
+    set(c"default_transaction_isolation", c"read committed");
+    set(c"lock_timeout", c"1s");
+    if pg_compat::HAS_TRANSACTION_TIMEOUT {
+        set(c"transaction_timeout", c"0");
+    }
+    let local = pg_sys::SyncCommitLevel::SYNCHRONOUS_COMMIT_LOCAL_FLUSH as i32;
+    // SAFETY: reads a setting of this backend.
+    if unsafe { pg_sys::synchronous_commit } > local {
+        // Nobody waits for what it writes, so it waits for no standby.
+        set(c"synchronous_commit", c"local");
     }
 }
 
@@ -202,6 +238,8 @@ fn round<R>(f: impl FnOnce() -> R) -> R {
         let run = run;
         (run.0)()
     });
+    // SAFETY: outside of any transaction. Autovacuum goes by these numbers.
+    unsafe { pg_sys::pgstat_report_stat(false) };
     match result {
         Some(result) => result,
         None => unreachable!("the transaction has run"),
@@ -242,8 +280,13 @@ fn rounds(scope: u64, database: pg_sys::Oid) -> End {
         if BackgroundWorker::sighup_received() {
             // SAFETY: this is a background worker's main loop, outside of any transaction.
             unsafe { pg_sys::ProcessConfigFile(pg_sys::GucContext::PGC_SIGHUP) };
+            settle_in();
         }
-        if let Some(end) = round(|| look_around(scope, database)) {
+        let mut end = None;
+        guarded("look around", || {
+            end = round(|| look_around(scope, database));
+        });
+        if let Some(end) = end {
             return end;
         }
         guarded("take back expired leases", || round(|| reap_all(scope)));
@@ -252,7 +295,7 @@ fn rounds(scope: u64, database: pg_sys::Oid) -> End {
         });
         news::look(scope);
         if now() >= next_flush {
-            guarded("save passes", || round(|| flush::flush(scope)));
+            guarded(SAVE, || round(|| flush::flush(scope)));
             next_flush = now() + config::flush_interval();
         }
         if now() >= next_sweep {

@@ -2,6 +2,9 @@
 
 use pgrx::pg_sys;
 
+/// Whether there is a setting transaction_timeout, which came with Postgres 17.
+pub const HAS_TRANSACTION_TIMEOUT: bool = cfg!(any(feature = "pg17", feature = "pg18"));
+
 /// Begins an index scan; Postgres 18 added an argument for its instrumentation.
 ///
 /// # Safety

@@ -1,5 +1,7 @@
 //! What the row triggers share: plain C functions, since they run for each row.
 
+use std::cell::Cell;
+
 use pgrx::datum::TimestampWithTimeZone;
 use pgrx::pg_sys;
 use pgrx::prelude::*;
@@ -37,6 +39,39 @@ impl Operation {
             _ => Operation::Truncate,
         }
     }
+}
+
+/// Tells what the extension's own statements do from what a user's own trigger does meanwhile: by the depth of triggers.
+pub struct OwnStatements(Cell<Option<i32>>);
+
+impl OwnStatements {
+    pub const fn new() -> OwnStatements {
+        OwnStatements(Cell::new(None))
+    }
+
+    /// Runs `f`, whose statements are the extension's own.
+    pub fn run<R>(&self, f: impl FnOnce() -> R) -> R {
+        struct Before<'a>(&'a OwnStatements, Option<i32>);
+        impl Drop for Before<'_> {
+            // Also when an ERROR unwinds: the next statement of the session is an ordinary one.
+            fn drop(&mut self) {
+                self.0.0.set(self.1);
+            }
+        }
+        let _before = Before(self, self.0.replace(Some(depth())));
+        f()
+    }
+
+    /// Whether one of them has fired the trigger that runs now.
+    pub fn have_fired(&self) -> bool {
+        self.0.get().is_some_and(|of_run| depth() == of_run + 1)
+    }
+}
+
+/// How many triggers run within each other.
+fn depth() -> i32 {
+    // SAFETY: reads a counter of this backend; the function has no arguments, and looks for none.
+    unsafe { pg_sys::pg_trigger_depth(std::ptr::null_mut()) }.value() as i32
 }
 
 /// What Postgres passes to a trigger.

@@ -10,16 +10,18 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
 
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
 use super::on_commit::{OnCommit, QueueRef, Wake, apply, find_live, wake};
+use super::refused::Refused;
 use super::wait::{self, Line};
 use super::{find_queue, shmem, stored_key};
 use crate::errors::Error;
 use crate::names::Priority;
-use crate::sfq::{Accounted, Charge, Noted, Pick, QueueId, QueueState, Row, Sched};
+use crate::sfq::{Accounted, Charge, DirtyEntry, Noted, Pick, QueueId, QueueState, Row, Sched};
 
 /// Notes applied under one hold of the lock: a bulk load must not stop the claims of others.
 const NOTES_A_HOLD: usize = 256;
@@ -34,6 +36,18 @@ struct Note {
 
 type SubId = pg_sys::SubTransactionId;
 
+/// Something that was taken from the board to be written into a table.
+pub enum Written {
+    /// Tiers of a queue whose snapshot is written anew, and keys that have changed.
+    Passes {
+        queue: QueueId,
+        anew: Vec<Priority>,
+        changed: Rc<Vec<DirtyEntry>>,
+    },
+    /// A refused change, for the audit.
+    Refused(Box<Refused>),
+}
+
 #[derive(Default)]
 struct Effects {
     /// The pick whose outcome is not known yet.
@@ -44,10 +58,13 @@ struct Effects {
     on_commit: Vec<(SubId, OnCommit)>,
     /// The queue that this session is loading.
     loading: Option<QueueRef>,
-    /// Queues that this session has loaded after it had emptied a table of which it did not see what it had held.
-    to_reload: Vec<QueueRef>,
+    /// Queues that this session has loaded after it had emptied a table of which it did not see what it had held, by the
+    /// (sub)transaction of the TRUNCATE.
+    to_reload: Vec<(SubId, QueueRef)>,
     /// Queues whose expired leases or ended pins this transaction puts back: to be looked at again if it aborts.
     reaping: Vec<(SubId, QueueRef)>,
+    /// What this transaction writes of the board into the tables: to be written another time if it aborts.
+    written: Vec<Written>,
     /// The waiting line that this session stands in.
     waiting: Option<Line>,
     /// Reused to build keys of `notes`.
@@ -176,9 +193,15 @@ pub fn loading(queue: QueueRef) {
 /// transaction aborts; then the queue is loaded again.
 pub fn loaded() {
     EFFECTS.with_borrow_mut(|e| {
-        let emptied = e.on_commit.iter().any(|(_, effect)| effect.is_truncate());
-        let queue = e.loading.take();
-        e.to_reload.extend(queue.filter(|_| emptied));
+        let Some(queue) = e.loading.take() else {
+            return;
+        };
+        let emptied = e
+            .on_commit
+            .iter()
+            .filter(|(_, effect)| effect.is_truncate());
+        e.to_reload
+            .extend(emptied.map(|(sub, _)| (*sub, queue.clone())));
     });
 }
 
@@ -191,6 +214,11 @@ pub fn reaping(queue: QueueRef) {
 /// Takes the last [`reaping`] back: there was nothing to put back.
 pub fn reaped_nothing() {
     EFFECTS.with_borrow_mut(|e| e.reaping.pop());
+}
+
+/// Has what was taken from the board given back to it if this transaction aborts.
+pub fn writing(written: Written) {
+    EFFECTS.with_borrow_mut(|e| e.written.push(written));
 }
 
 /// Marks that this session stands in a waiting line (or that it no longer does).
@@ -221,6 +249,7 @@ impl Effects {
             && self.loading.is_none()
             && self.to_reload.is_empty()
             && self.reaping.is_empty()
+            && self.written.is_empty()
             && self.waiting.is_none()
     }
 
@@ -241,6 +270,7 @@ impl Effects {
         self.charges.clear();
         self.reaping.clear();
         self.to_reload.clear();
+        self.written.clear();
         let notes: Vec<Note> = self.notes.drain().map(|(_, note)| note).collect();
         for notes in notes.chunks(NOTES_A_HOLD) {
             shmem::with(|sched| {
@@ -289,23 +319,22 @@ impl Effects {
                     sched.note_unpin_due(queue, now);
                 }
             }
-            for queue in self
-                .loading
-                .take()
-                .into_iter()
-                .chain(self.to_reload.drain(..))
-            {
-                if let Some(queue) = find_queue(sched, &queue) {
+            let hidden = self.to_reload.iter().filter(|(s, _)| is_gone(s));
+            for queue in self.loading.iter().chain(hidden.map(|(_, queue)| queue)) {
+                if let Some(queue) = find_queue(sched, queue) {
                     sched.set_queue_state(queue, QueueState::Unloaded);
                 }
             }
         });
+        self.loading = None;
+        self.to_reload.retain(|(s, _)| !is_gone(s));
         self.claims.retain(|(s, _)| !is_gone(s));
         self.charges.retain(|(s, _)| !is_gone(s));
         self.reaping.retain(|(s, _)| !is_gone(s));
         self.on_commit.retain(|(s, _)| !is_gone(s));
         if sub.is_none() {
             self.notes.clear();
+            self.written.drain(..).for_each(Written::give_back);
         }
         // A wake-up that reached this session and found it gone goes on to the next in line.
         if let Some(line) = self.waiting.take() {
@@ -316,8 +345,6 @@ impl Effects {
             }
         }
         wake(&wakes);
-        // SAFETY: wakes whoever waits for a queue that this session may have been loading.
-        unsafe { pg_sys::ConditionVariableBroadcast(shmem::loading()) };
     }
 
     /// A savepoint was released: what was done in it now belongs to its parent.
@@ -326,10 +353,35 @@ impl Effects {
         let charges = self.charges.iter_mut().map(|(s, _)| s);
         let on_commit = self.on_commit.iter_mut().map(|(s, _)| s);
         let reaping = self.reaping.iter_mut().map(|(s, _)| s);
-        for s in claims.chain(charges).chain(reaping).chain(on_commit) {
+        let to_reload = self.to_reload.iter_mut().map(|(s, _)| s);
+        let queues = reaping.chain(to_reload);
+        for s in claims.chain(charges).chain(queues).chain(on_commit) {
             if *s == sub {
                 *s = parent;
             }
+        }
+    }
+}
+
+impl Written {
+    /// Its transaction has aborted.
+    fn give_back(self) {
+        match self {
+            Written::Passes {
+                queue,
+                anew,
+                changed,
+            } => {
+                for changed in changed.chunks(NOTES_A_HOLD) {
+                    shmem::with(|sched| sched.mark_dirty(queue, changed));
+                }
+                shmem::with(|sched| {
+                    for priority in anew {
+                        sched.mark_rewrite(queue, priority);
+                    }
+                });
+            }
+            Written::Refused(refused) => shmem::refuse(&refused),
         }
     }
 }

@@ -185,6 +185,7 @@ pub fn apply(sched: &mut Sched, effect: OnCommit, now: i64, wakes: &mut Vec<Wake
         OnCommit::UnpinDue { queue, at } => {
             if let Some(queue) = find_live(sched, &queue) {
                 sched.note_unpin_due(queue, at);
+                shmem::extras(queue).count_pins();
                 wakes.push(Wake::All(queue));
             }
         }

@@ -54,8 +54,6 @@ struct Shared {
     waiting: AtomicI32,
     /// Refused changes on their way into the audit; under the board's lock.
     refused: Ring,
-    /// Sessions that wait for a queue to be loaded sleep here.
-    loading: pg_sys::ConditionVariable,
     janitors: [JanitorSlot; MAX_JANITORS],
 }
 
@@ -74,6 +72,8 @@ pub struct Extras {
     draw: AtomicU64,
     /// When the settings were last put on the board (µs).
     since: AtomicI64,
+    /// How often pinned rows have come to the queue.
+    pins: AtomicU32,
 }
 
 impl Extras {
@@ -116,6 +116,16 @@ impl Extras {
     /// Since when all settings of the queue are in force (µs).
     pub fn since(&self) -> i64 {
         self.since.load(Ordering::Relaxed)
+    }
+
+    /// How often pinned rows have come to the queue, to be compared with what was seen before.
+    pub fn pins(&self) -> u32 {
+        self.pins.load(Ordering::SeqCst)
+    }
+
+    /// Pinned rows have come to the queue, or may have.
+    pub fn count_pins(&self) {
+        self.pins.fetch_add(1, Ordering::SeqCst);
     }
 }
 
@@ -188,7 +198,6 @@ unsafe extern "C-unwind" fn startup() {
             let shared = chunk.cast::<Shared>();
             (*shared).max_queues.store(max_queues, Ordering::Relaxed);
             (*shared).max_keys.store(max_keys, Ordering::Relaxed);
-            pg_sys::ConditionVariableInit(&raw mut (*shared).loading);
             let lines = chunk.add(layout.waiting).cast::<WaitingLine>();
             for i in 0..=max_queues as usize {
                 pg_sys::ConditionVariableInit(&raw mut (*lines.add(i)).variable);
@@ -378,12 +387,6 @@ pub fn waiting(queue: Option<QueueId>) -> i32 {
 /// Whether somebody waits for tasks, of whatever queue.
 pub fn anyone_waiting() -> bool {
     shared().waiting.load(Ordering::SeqCst) > 0
-}
-
-/// Where the sessions that wait for a queue to be loaded sleep.
-pub fn loading() -> *mut pg_sys::ConditionVariable {
-    // SAFETY: the address of a field of the chunk; only Postgres' condition variable functions use it.
-    unsafe { &raw mut (*SHARED.load(Ordering::Relaxed)).loading }
 }
 
 /// The janitors of all databases.

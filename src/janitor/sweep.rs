@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use super::policy::{find_stale, tell};
 use super::{news, round};
-use crate::board::{self, now, stored_key, stored_priority, wait};
+use crate::board::{self, now, shmem, stored_key, stored_priority, wait};
 use crate::observe::state::of_scope;
-use crate::sfq::{QueueId, Row, RunningCount, Sched};
-use crate::tasks::load::{ensure_loaded, schedule_reaping};
+use crate::sfq::{QueueId, QueueState, Row, RunningCount, Sched};
+use crate::tasks::load::{load_if_free, schedule_reaping};
 use crate::tasks::table::{LaneKey, TaskTable, TupleLock};
 
 /// How long a row must look missed.
@@ -43,7 +43,7 @@ pub fn sweep(scope: u64) -> bool {
         if let Ok(table) = TaskTable::open() {
             for name in table.queues() {
                 // A queue for which the board has no room stays in the table until there is.
-                let _ = ensure_loaded(&table, &name);
+                let _ = load_if_free(&table, &name);
             }
         }
         of_scope(scope)
@@ -69,6 +69,9 @@ pub fn sweep(scope: u64) -> bool {
         if super::stopping() {
             break;
         }
+        if board::with(|sched| sched.queue_state(queue)) != Some(QueueState::Loaded) {
+            continue;
+        }
         full |= sweep_queue(queue, &name, asides.remove(&queue).unwrap_or_default());
     }
     full
@@ -77,7 +80,11 @@ pub fn sweep(scope: u64) -> bool {
 fn sweep_queue(queue: QueueId, name: &str, aside: Aside) -> bool {
     let Some((suspects, miscounts, stale)) = round(|| {
         let table = TaskTable::open().ok()?;
-        schedule_reaping(&table, queue, name);
+        if schedule_reaping(&table, queue, name) {
+            // Some may be new, as those of prepared transactions: whoever waits looks anew.
+            shmem::extras(queue).count_pins();
+            wait::wake_all(queue);
+        }
         Some((
             find_missed(&table, queue, name),
             find_miscounted(&table, queue, name, &aside.running),

@@ -7,7 +7,6 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use pgrx::pg_sys;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
 
@@ -15,6 +14,7 @@ use super::differences::{Difference, look};
 use crate::board::{effects, shmem};
 use crate::errors::Error;
 use crate::janitor;
+use crate::tasks::claim::check_primary;
 use crate::tasks::table::TaskTable;
 
 const FUNCTION: &str = "harvest_fair.check";
@@ -53,10 +53,7 @@ fn check() -> Result<
 }
 
 fn differences() -> Result<Vec<Difference>, Error> {
-    // SAFETY: reads the state of the server.
-    if unsafe { pg_sys::RecoveryInProgress() } {
-        return Err(Error::ReadOnly { function: FUNCTION });
-    }
+    check_primary(FUNCTION)?;
     // This session sees its own changes, which the board does not know of until they are committed.
     if effects::are_pending() {
         return Err(Error::Uncommitted { function: FUNCTION });

@@ -8,7 +8,7 @@ use crate::errors::Error;
 use crate::names::{Cost, FairnessKey};
 use crate::sfq::Ticks;
 use crate::tasks::catalog::Catalog;
-use crate::tasks::claim::check_transaction;
+use crate::tasks::claim::{check_primary, check_transaction};
 use crate::tasks::functions::{check_priority, queue_name, required};
 use crate::tasks::load::ensure_loaded;
 use crate::tasks::table::TaskTable;
@@ -39,6 +39,7 @@ fn fair_lag(
     let name = required("queue", queue)?;
     queue_name(name)?;
     let priority = priority.map(check_priority).transpose()?;
+    check_primary("fair_lag")?;
     janitor::ensure_running(&Catalog::get()?);
     let queue = ensure_loaded(&TaskTable::open()?, name)?;
     let mut rows: Vec<LagRow> = Vec::new();

@@ -15,8 +15,9 @@ use crate::tasks::check_worker;
 use crate::tasks::claim::{SharedBoard, TableRows, check_transaction};
 use crate::tasks::functions::{check_max_tasks, queue_name, required};
 use crate::tasks::load::ensure_loaded;
+use crate::tasks::pinned::PinnedRow;
 use crate::tasks::reap::{self, PutBack};
-use crate::tasks::table::{PinnedRow, TaskTable, Tid};
+use crate::tasks::table::{TaskTable, Tid};
 use crate::{config, janitor, json};
 
 /// The task table, looked at only, with the rows in their lanes that a claim would first put back.

@@ -8,6 +8,7 @@ use crate::board::{self, now};
 use crate::janitor;
 use crate::sfq::{QueueId, Ticks};
 use crate::tasks::catalog::Catalog;
+use crate::tasks::claim::check_primary;
 use crate::tasks::functions::queue_name;
 use crate::tasks::load::ensure_loaded;
 use crate::tasks::table::TaskTable;
@@ -59,6 +60,7 @@ fn fair_state(
     >,
     ErrorReport,
 > {
+    check_primary("fair_state")?;
     let catalog = Catalog::get()?;
     janitor::ensure_running(&catalog);
     let queues: Vec<(QueueId, String)> = match queue {

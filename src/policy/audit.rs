@@ -4,7 +4,6 @@
 //! A change writes its row in its own transaction. A refused change cannot, since its transaction is about to abort: it
 //! goes into a small ring on the board, from which the janitor writes it out within a second or so.
 
-use std::cell::Cell;
 use std::ffi::CStr;
 use std::panic::AssertUnwindSafe;
 
@@ -13,16 +12,18 @@ use pgrx::prelude::*;
 use pgrx::{JsonB, PgTryBuilder, pg_sys};
 use serde_json::Value;
 
+use crate::board::effects::{self, Written};
 use crate::board::shmem::{self, Refused};
 use crate::errors::Error;
 use crate::janitor;
 use crate::spi::{self, Spi};
 use crate::tasks::catalog::Catalog;
 use crate::tasks::statements as sql;
+use crate::trigger::OwnStatements;
 
 thread_local! {
-    /// Set while a function makes a change: it writes the audit row itself.
-    static BY_FUNCTION: Cell<bool> = const { Cell::new(false) };
+    /// The changes that a function makes: it writes the audit row itself.
+    static BY_FUNCTION: OwnStatements = const { OwnStatements::new() };
 }
 
 /// A change as it was asked for; what was NULL is missing.
@@ -48,19 +49,10 @@ pub fn audited<R>(
     asked: &Change,
     change: impl FnOnce(&Spi) -> Result<(Option<Value>, R), Error>,
 ) -> Result<R, Error> {
-    struct ByFunction;
-    impl Drop for ByFunction {
-        // Also when an ERROR unwinds: the next statement of the session may be plain SQL.
-        fn drop(&mut self) {
-            BY_FUNCTION.set(false);
-        }
-    }
     let origin = Origin::here()?;
     let act = || -> Result<R, Error> {
-        BY_FUNCTION.set(true);
-        let _by_function = ByFunction;
         spi::connect(|spi| {
-            let (old, result) = change(spi)?;
+            let (old, result) = BY_FUNCTION.with(|own| own.run(|| change(spi)))?;
             write(spi, asked, old);
             Ok(result)
         })
@@ -81,7 +73,7 @@ pub fn audited<R>(
 
 /// Writes the audit row of a change that plain SQL has made; nothing if a function is making it.
 pub fn made_by_sql(change: &Change, old: Option<Value>) {
-    if !BY_FUNCTION.get() {
+    if !BY_FUNCTION.with(OwnStatements::have_fired) {
         spi::connect(|spi| write(spi, change, old));
     }
 }
@@ -95,7 +87,7 @@ pub fn truncated(statement: &'static spi::Statement) {
 
 /// Remembers a change by plain SQL that a trigger is about to refuse.
 pub fn refused_by_sql(asked: &Change, error: &Error) {
-    if !BY_FUNCTION.get()
+    if !BY_FUNCTION.with(OwnStatements::have_fired)
         && let Ok(origin) = Origin::here()
     {
         origin.refused(asked, &error.to_string());
@@ -165,6 +157,9 @@ pub fn write_refused(scope: u64) {
     let refused = shmem::take_refused(scope);
     if refused.is_empty() {
         return;
+    }
+    for entry in &refused {
+        effects::writing(Written::Refused(Box::new(*entry)));
     }
     spi::connect(|spi| {
         for entry in refused {

@@ -10,6 +10,7 @@ use crate::names::{FairnessKey, Priority};
 use crate::observe::state::of_scope;
 use crate::spi;
 use crate::tasks::catalog::Catalog;
+use crate::tasks::claim::check_primary;
 use crate::tasks::duration;
 use crate::tasks::functions::queue_name;
 use crate::tasks::load::ensure_loaded;
@@ -28,6 +29,7 @@ fn fair_prune(
         None => config::prune_after(),
     };
     let preview = preview.unwrap_or(false);
+    check_primary("fair_prune")?;
     let catalog = Catalog::get()?;
     let queues = match queue {
         Some(name) => {

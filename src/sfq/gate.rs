@@ -167,12 +167,7 @@ impl Sched<'_> {
     }
 
     /// Why a row of the key could not be claimed now, aside from the order; `None` if it could.
-    pub(super) fn refused(
-        &mut self,
-        queue: QueueId,
-        key: &FairnessKey<'_>,
-        now: i64,
-    ) -> Option<Refused> {
+    pub fn refused(&mut self, queue: QueueId, key: &FairnessKey<'_>, now: i64) -> Option<Refused> {
         let slot = self.queue_slot(queue);
         if slot == NIL {
             return Some(Refused::Full);

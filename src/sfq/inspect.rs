@@ -122,13 +122,7 @@ impl Sched<'_> {
                 continue;
             }
             let stamp = self.queues.get(tenant.queue).stamp;
-            let in_flight = tenant
-                .entries
-                .iter()
-                .map(|slot| self.entries.get(*slot))
-                .filter(|entry| !entry.is(GROUP))
-                .map(|entry| entry.in_flight)
-                .sum();
+            let in_flight = self.in_flight_of(slot);
             visit(
                 QueueId {
                     slot: tenant.queue,

@@ -2,7 +2,7 @@
 //! resets after the tables were emptied.
 
 use super::pick::{Charge, LaneRef};
-use super::records::IDLE;
+use super::records::{GROUP, IDLE};
 use super::tree::NIL;
 use super::{Accounted, QueueId, QueueState, Refused, Row, RowPos, Sched, Ticks};
 use crate::names::{FairnessKey, Priority};
@@ -28,6 +28,11 @@ impl QueueId {
     /// Its number on the board, from 0.
     pub fn index(self) -> usize {
         self.slot.saturating_sub(1) as usize
+    }
+
+    /// Tells it apart from the other queues that have had, or will have, this number.
+    pub fn stamp(self) -> u32 {
+        self.stamp
     }
 }
 
@@ -216,13 +221,46 @@ impl Sched<'_> {
             NIL => NIL,
             queue => self.find_tenant(queue, key),
         };
+        let in_flight = self.in_flight_of(tenant) > 0;
         let tenant = self.tenants.get(tenant);
-        let in_flight = |slot: &u32| *slot != NIL && self.entries.get(*slot).in_flight > 0;
         RunningCount {
             running: tenant.running,
             changes: tenant.running_changes,
-            in_flight: tenant.entries.iter().any(in_flight),
+            in_flight,
         }
+    }
+
+    /// The claims of a key that are under way.
+    pub(super) fn in_flight_of(&self, tenant: u32) -> u32 {
+        let entries = self.tenants.get(tenant).entries.iter();
+        let entries = entries.map(|slot| self.entries.get(*slot));
+        // A group that stands in the place of the key of its name counts its keys there.
+        let own = entries.filter(|entry| !entry.is(GROUP));
+        own.map(|entry| entry.in_flight).sum()
+    }
+
+    /// Sets a running count that has been read from the table, where the claims that are under way do not show.
+    pub fn count_running(&mut self, queue: QueueId, key: &FairnessKey<'_>, in_table: i32) {
+        let slot = self.queue_slot(queue);
+        if slot != NIL {
+            let in_flight = self.in_flight_of(self.find_tenant(slot, key));
+            self.set_running(queue, key, in_table.saturating_add_unsigned(in_flight));
+        }
+    }
+
+    /// The keys in a queue's tiers that run something, as the board believes. O(the queue's keys).
+    pub fn running_keys(&self, queue: QueueId) -> Vec<String> {
+        let mut running = Vec::new();
+        let mut slot = self.queues.get(self.queue_slot(queue)).entries.first;
+        while slot != NIL {
+            let entry = self.entries.get(slot);
+            let tenant = self.tenants.get(entry.tenant);
+            if tenant.running != 0 {
+                running.push(FairnessKey::trusted(tenant.key()).as_str().to_owned());
+            }
+            slot = entry.siblings.next;
+        }
+        running
     }
 
     /// Sets a running count that has been read from the table, unless it has changed since `seen` or may just be about

@@ -4,13 +4,11 @@
 //! extension's own updates when a task is put back. The trigger validates, resolves what was left NULL and notes what
 //! the board must know at commit. It is a plain C function: it runs for each row of a bulk load.
 
-use std::cell::Cell;
-
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
 use super::catalog::{Catalog, column};
-use super::load::NEVER;
+use super::pinned::end_of_pin;
 use super::table::TaskTable;
 use super::timestamp;
 use crate::board::{OnCommit, QueueRef, effects, now, stored_priority};
@@ -18,25 +16,16 @@ use crate::config;
 use crate::errors::Error;
 use crate::names::{FairnessKey, NameError, Priority, QueueName, Weight};
 use crate::sfq::{Row, RowPos};
-use crate::trigger::{self, Operation};
+use crate::trigger::{self, Operation, OwnStatements};
 
 thread_local! {
-    /// Set while the extension hands locked rows to a worker: the claim has told the board itself.
-    static CLAIMING: Cell<bool> = const { Cell::new(false) };
+    /// The updates that hand locked rows to a worker: the claim has told the board itself.
+    static CLAIMS: OwnStatements = const { OwnStatements::new() };
 }
 
 /// Runs the update of a claim, whose rows the trigger lets pass.
 pub fn while_claiming<R>(f: impl FnOnce() -> R) -> R {
-    struct Claiming;
-    impl Drop for Claiming {
-        // Also when an ERROR unwinds: the next statement of the session is an ordinary one.
-        fn drop(&mut self) {
-            CLAIMING.set(false);
-        }
-    }
-    CLAIMING.set(true);
-    let _claiming = Claiming;
-    f()
+    CLAIMS.with(|claims| claims.run(f))
 }
 
 /// The trigger function harvest_fair.admit().
@@ -78,11 +67,12 @@ fn admit(data: &pg_sys::TriggerData) -> Result<pg_sys::HeapTuple, Error> {
         }
         return Ok(tuple);
     }
-    if operation == Operation::Update && CLAIMING.get() {
-        // What a user's own trigger may update meanwhile is not a claim.
-        if Fields::of(data.tg_newtuple, descriptor).is(catalog.running) {
-            return Ok(data.tg_newtuple);
-        }
+    if operation == Operation::Update
+        && CLAIMS.with(OwnStatements::have_fired)
+        // Unless a user's own trigger has made something else of it.
+        && Fields::of(data.tg_newtuple, descriptor).is(catalog.running)
+    {
+        return Ok(data.tg_newtuple);
     }
     let old = Fields::of(data.tg_trigtuple, descriptor);
     if operation == Operation::Delete {
@@ -146,7 +136,7 @@ fn note(catalog: &Catalog, row: &Fields) {
             Row { pos, weight },
         );
     } else {
-        let at = row.sticky_until().unwrap_or(NEVER);
+        let at = end_of_pin(row.sticky_until());
         effects::on_commit(OnCommit::UnpinDue {
             queue: row.queue_ref(catalog),
             at,

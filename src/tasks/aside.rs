@@ -6,7 +6,8 @@ use pgrx::pg_sys;
 use super::catalog::column;
 use super::hand_over::{HandOver, ResultRow};
 use super::load::ensure_loaded;
-use super::table::{PinnedRow, TaskTable, Tid, TupleLock};
+use super::pinned::PinnedRow;
+use super::table::{TaskTable, Tid, TupleLock};
 use crate::board::{self, QueueRef, effects, now, stored_key, stored_priority};
 use crate::config;
 use crate::errors::Error;
@@ -44,7 +45,8 @@ pub fn next_pinned(sched: &Sched, queue: QueueId, rows: &mut Vec<PinnedRow>) -> 
     Some(rows.swap_remove(first))
 }
 
-/// Pinned tasks of this worker go first. They are charged, but they never move the clock (rule 3).
+/// Pinned tasks of this worker go first. They are charged, but they never move the clock (rule 3). True if some are due that
+/// are not to be had now, and nothing will tell when they are.
 pub fn claim_pinned(
     table: &TaskTable,
     queue: QueueId,
@@ -53,22 +55,43 @@ pub fn claim_pinned(
     want: usize,
     now: i64,
     claimed: &mut Vec<Claimed<Tid>>,
-) {
+) -> bool {
     let mut rows = pinned_rows(table, queue, name, worker, now);
+    let (mut held, mut gated) = (false, false);
+    // No room for the key on the board, or it is gated: its tasks stay pinned until that is over.
+    let mut leave = |key: &str, refused: Refused, rows: &mut Vec<PinnedRow>| {
+        gated |= refused != Refused::Paused;
+        rows.retain(|other| other.key != key);
+    };
     while claimed.len() < want {
         // Anew after each charge: the key that was served stands further back.
-        let Some(row) = board::with(|sched| next_pinned(sched, queue, &mut rows)) else {
+        let next = board::with(|sched| {
+            let row = next_pinned(sched, queue, &mut rows)?;
+            let refused = sched.refused(queue, &stored_key(&row.key), now);
+            Some((row, refused))
+        });
+        let Some((row, refused)) = next else {
             break;
         };
-        let TupleLock::Locked(tid) = table.lock_or_skip(row.tid) else {
+        if let Some(refused) = refused {
+            // Before its row is locked: a claim that comes to nothing writes nothing.
+            leave(&row.key, refused, &mut rows);
             continue;
+        }
+        let tid = match table.lock_or_skip(row.tid) {
+            TupleLock::Locked(tid) => tid,
+            TupleLock::Held => {
+                held = true;
+                continue;
+            }
+            TupleLock::Gone => continue,
         };
         match take_aside(queue, row.priority, &row.key, 0, row.row, tid, now) {
             Ok(taken) => claimed.push(taken),
-            // No room for the key on the board, or it is gated: its tasks stay pinned until that is over.
-            Err(_) => rows.retain(|other| other.key != row.key),
+            Err(refused) => leave(&row.key, refused, &mut rows),
         }
     }
+    held || gated
 }
 
 /// Claims one task by its id, aside from the order: its key is charged, the clock does not move (rule 3). Nothing if it is

@@ -84,7 +84,7 @@ impl sfq::Rows for TableRows<'_> {
 
 /// Claims must see what others commit while they run.
 pub fn check_transaction(function: &'static str) -> Result<(), Error> {
-    // SAFETY: reads the state of this backend's transaction and of the server.
+    // SAFETY: reads the state of this backend's transaction.
     unsafe {
         let level = pg_sys::XactIsoLevel;
         if level >= pg_sys::XACT_REPEATABLE_READ as i32 {
@@ -95,9 +95,18 @@ pub fn check_transaction(function: &'static str) -> Result<(), Error> {
             };
             return Err(Error::Isolation { function, level });
         }
-        if pg_sys::XactReadOnly || pg_sys::RecoveryInProgress() {
+        if pg_sys::XactReadOnly {
             return Err(Error::ReadOnly { function });
         }
+    }
+    check_primary(function)
+}
+
+/// The board of a standby is told of nothing that happens, so it must know of nothing when the standby is promoted.
+pub fn check_primary(function: &'static str) -> Result<(), Error> {
+    // SAFETY: reads the state of the server.
+    if unsafe { pg_sys::RecoveryInProgress() } {
+        return Err(Error::ReadOnly { function });
     }
     Ok(())
 }
@@ -113,16 +122,17 @@ pub fn claim(request: &Request, mut emit: impl FnMut(&mut ResultRow)) -> Result<
         return claim_once(&table, &queues, request, &mut emit).map(|_| ());
     };
     let deadline = now().saturating_add(wait);
+    let mut since = now();
     let mut round = try_round(&queues, request, &mut emit)?;
     while round.handed == 0 && now() < deadline && !queues.is_empty() {
         // Nothing that ends a subtransaction may stand between lining up and sleep: it would leave the line.
-        let ids = attempt(|| load(&queues), |_| false)?;
-        let line = Waiting::line_up(match ids.as_slice() {
-            [queue] => Some(*queue),
+        let ahead = attempt(|| look_ahead(&queues, request.worker, since), |_| false)?;
+        let line = Waiting::line_up(match ahead.as_slice() {
+            [one] => Some(one.queue),
             _ => None,
         });
         // Looked at after the place in line was taken: no wake-up falls between the two.
-        let (claimable, until) = outlook(&ids);
+        let (claimable, until) = outlook(&ahead);
         if round.held {
             line.sleep(deadline, true);
         } else if !claimable {
@@ -130,6 +140,7 @@ pub fn claim(request: &Request, mut emit: impl FnMut(&mut ResultRow)) -> Result<
         }
         drop(line);
         pgrx::check_for_interrupts!();
+        since = now();
         round = try_round(&queues, request, &mut emit)?;
     }
     Ok(())
@@ -148,28 +159,53 @@ fn try_round(
     )
 }
 
-fn load(queues: &[&str]) -> Result<Vec<QueueId>, Error> {
+/// What a worker that waits knows of a queue.
+struct Ahead {
+    queue: QueueId,
+    /// How often pinned rows had come to the queue before they were looked for.
+    pins: u32,
+    /// When the next row that is pinned to the worker comes due.
+    pinned_due: i64,
+}
+
+/// Looks for what the board does not tell: pinned rows that come due after a point in time.
+fn look_ahead(queues: &[&str], worker: &str, since: i64) -> Result<Vec<Ahead>, Error> {
     let table = TaskTable::open()?;
-    queues
-        .iter()
-        .map(|queue| ensure_loaded(&table, queue))
-        .collect()
+    let of_queue = |name: &&str| {
+        let queue = ensure_loaded(&table, name)?;
+        let pins = shmem::extras(queue).pins();
+        let any = board::with(|sched| sched.unpin_due(queue)) != i64::MAX;
+        let pinned_due = if any {
+            table.next_pinned(name, worker, since)
+        } else {
+            i64::MAX
+        };
+        Ok(Ahead {
+            queue,
+            pins,
+            pinned_due,
+        })
+    };
+    queues.iter().map(of_queue).collect()
 }
 
 /// Whether something may be claimable now, and when to look again if nothing happens before.
-fn outlook(queues: &[QueueId]) -> (bool, i64) {
+fn outlook(ahead: &[Ahead]) -> (bool, i64) {
     let (mut claimable, mut until) = (false, i64::MAX);
     let now = now();
-    for &queue in queues {
+    for of_queue in ahead {
+        let queue = of_queue.queue;
         board::with(|sched| {
             sched.advance(queue, now);
             let reaping = sched.lease_due(queue).min(sched.unpin_due(queue));
             // A queue that has left the board must be loaded again before it can be waited for.
             let gone = sched.queue_state(queue) != Some(QueueState::Loaded);
-            claimable |= gone || sched.has_eligible(queue) || reaping <= now;
+            let pinned = shmem::extras(queue).pins() != of_queue.pins;
+            claimable |= gone || pinned || sched.has_eligible(queue) || reaping <= now;
             until = until
                 .min(sched.next_timer(queue).unwrap_or(i64::MAX))
-                .min(reaping);
+                .min(reaping)
+                .min(of_queue.pinned_due);
         });
     }
     (claimable, until)
@@ -204,9 +240,10 @@ fn claim_once(
         let want = request.max_tasks - round.handed;
         let reaped = reap(table, queue, &name, now());
         let got = claim_queue(table, queue, &name, request.worker, want, emit)?;
-        round.handed += got;
-        if got == 0 {
-            round.held |= reaped || board::with(|sched| sched.has_eligible(queue));
+        round.handed += got.handed;
+        if got.handed == 0 {
+            let eligible = board::with(|sched| sched.has_eligible(queue));
+            round.held |= reaped || got.held || eligible;
         } else {
             wait::pass_on(queue);
         }
@@ -225,7 +262,7 @@ fn claim_queue(
     worker: &str,
     want: usize,
     emit: &mut impl FnMut(&mut ResultRow),
-) -> Result<usize, Error> {
+) -> Result<Round, Error> {
     let now = now();
     effects::note_early(queue, name);
     let order = if config::fairness() {
@@ -234,7 +271,7 @@ fn claim_queue(
         Order::Due
     };
     let mut claimed = Vec::new();
-    claim_pinned(table, queue, name, worker, want, now, &mut claimed);
+    let held = claim_pinned(table, queue, name, worker, want, now, &mut claimed);
     let mut rows = TableRows {
         table,
         queue: &name.name,
@@ -252,7 +289,7 @@ fn claim_queue(
     }
     if claimed.is_empty() {
         board::with(|sched| sched.counters(queue).empty_claims += 1);
-        return Ok(0);
+        return Ok(Round { handed: 0, held });
     }
     HandOver {
         queue,
@@ -262,7 +299,8 @@ fn claim_queue(
         order,
     }
     .over(&claimed, emit);
-    Ok(claimed.len())
+    let handed = claimed.len();
+    Ok(Round { handed, held })
 }
 
 /// The queues, each once, in an order drawn by their weights: a queue of weight 3 stands before one of weight 1 three

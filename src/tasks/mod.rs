@@ -1,7 +1,7 @@
 //! The life of a task in the table: admitted, claimed, settled, or taken back.
 //!
 //! - [`table`]: the task table, read directly ([`catalog`]: where it is; `scan_keys`: where a scan begins; `row_locks`: who
-//!   holds a row)
+//!   holds a row; [`pinned`]: rows that wait for one worker)
 //! - [`statements`]: the task table, written through SQL
 //! - [`admit`]: the row trigger
 //! - [`load`]: what the board knows of a queue, read from the tables
@@ -16,6 +16,7 @@ pub mod claim;
 pub mod functions;
 pub mod hand_over;
 pub mod load;
+pub mod pinned;
 pub mod reap;
 mod row_locks;
 mod scan_keys;

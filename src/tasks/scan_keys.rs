@@ -107,16 +107,18 @@ impl Keys {
         self
     }
 
-    pub fn time_at_most(mut self, attribute: i16, value: i64) -> Keys {
-        let zero = pg_sys::InvalidOid;
-        self.keys.push(entry(
-            attribute,
-            AT_MOST,
-            0,
-            zero,
-            pg_sys::F_TIMESTAMPTZ_LE,
-            pg_sys::Datum::from(value),
-        ));
+    pub fn time_at_most(self, attribute: i16, value: i64) -> Keys {
+        self.time(attribute, AT_MOST, pg_sys::F_TIMESTAMPTZ_LE, value)
+    }
+
+    pub fn time_after(self, attribute: i16, value: i64) -> Keys {
+        self.time(attribute, AFTER, pg_sys::F_TIMESTAMPTZ_GT, value)
+    }
+
+    fn time(mut self, attribute: i16, strategy: u16, function: u32, value: i64) -> Keys {
+        let (zero, value) = (pg_sys::InvalidOid, pg_sys::Datum::from(value));
+        self.keys
+            .push(entry(attribute, strategy, 0, zero, function, value));
         self
     }
 

@@ -11,9 +11,7 @@ use pgrx::prelude::*;
 
 use super::catalog::{Catalog, column};
 use super::scan_keys::{AFTER, AT_LEAST, Keys, entry, text};
-use crate::board::stored_priority;
 use crate::errors::Error;
-use crate::names::Priority;
 use crate::pg_compat;
 use crate::sfq::{Row, RowPos};
 use crate::spi;
@@ -27,15 +25,6 @@ pub struct LaneKey<'a> {
     pub priority: i16,
     pub key: &'a str,
     pub band: u8,
-}
-
-/// A row that waits for one worker.
-#[derive(Clone)]
-pub struct PinnedRow {
-    pub tid: Tid,
-    pub row: Row,
-    pub priority: Priority,
-    pub key: String,
 }
 
 /// What became of an attempt to lock a row.
@@ -130,7 +119,7 @@ impl TaskTable {
 
     /// Scans an index from the start of a key range with a fresh snapshot, until `each` says stop.
     /// `each` gets this table, its slot filled with a visible row.
-    fn scan(
+    pub(super) fn scan(
         &self,
         index: pg_sys::Oid,
         mut keys: Keys,
@@ -416,44 +405,6 @@ impl TaskTable {
                         .get::<String>(column::FAIRNESS_KEY)
                         .unwrap_or_default(),
                 );
-                true
-            },
-        );
-    }
-
-    /// Pinned pending rows of one worker in a queue that are due by `now`, at most `want` of each priority.
-    pub fn pinned(&self, queue: &str, worker: &str, now: i64, want: usize) -> Vec<PinnedRow> {
-        let mut found = Vec::new();
-        for priority in 1..=5i16 {
-            let mut left = want;
-            let keys = Keys::new()
-                .text(1, queue)
-                .text(2, worker)
-                .int2(3, priority)
-                .time_at_most(4, now);
-            self.scan(self.catalog.pinned, keys, |table, _| {
-                let row = table.row();
-                let key = table.get(column::FAIRNESS_KEY).unwrap_or_default();
-                found.push(PinnedRow {
-                    tid: table.tid(),
-                    row,
-                    priority: stored_priority(priority),
-                    key,
-                });
-                left -= 1;
-                left > 0
-            });
-        }
-        found
-    }
-
-    /// Visits the end of the pin of each pinned row of a queue.
-    pub fn pins(&self, queue: &str, mut each: impl FnMut(Tid, Option<i64>)) {
-        self.scan(
-            self.catalog.pinned,
-            Keys::new().text(1, queue),
-            |table, _| {
-                each(table.tid(), table.micros(column::STICKY_UNTIL));
                 true
             },
         );

@@ -10,7 +10,7 @@ use harvest_fair_server_tests::{
 use postgres::Client;
 
 use crate::policy_support::release;
-use crate::support::{differences, execute};
+use crate::support::{brisk, differences, execute};
 
 /// A server whose janitor sweeps when it starts, and then no more.
 fn rarely_swept() -> Cluster {
@@ -318,4 +318,23 @@ fn it_refuses_to_compare_what_is_not_committed() {
     );
     execute(&mut client, "ROLLBACK");
     assert_eq!(differences(&mut client), [""; 0]);
+}
+
+#[test]
+fn a_weight_that_was_stored_against_the_rules_counts_as_not_set_and_is_no_difference() {
+    let db = brisk().database();
+    let mut client = db.connect();
+    flood(&mut client, "q", "a", 3, "1 hour");
+    assert_eq!(claim(&mut client, "q", "w", 1).len(), 1);
+    without_triggers(
+        &mut client,
+        "INSERT INTO harvest_fair.weight VALUES ('q', 'a', 5000), ('q', 'b', 'NaN'), ('q', ' ', 2), ('q', 'c', 2)",
+    );
+    wait_until("the sweep has told the good one", PATIENCE, || {
+        differences(&mut client)
+            .iter()
+            .all(|line| !line.contains("|c|"))
+    });
+    assert_eq!(differences(&mut client), [""; 0]);
+    assert_eq!(claim(&mut client, "q", "w", 1)[0].weight, 1.0);
 }
