@@ -10,8 +10,8 @@ use super::state::of_scope;
 use crate::board::{BoardSettings, now, shmem, stored_key, stored_priority};
 use crate::sfq::{KeyView, QueueId, QueueState, Row, Sched, Snapshot};
 use crate::tasks::catalog::column;
-use crate::tasks::load::{NEVER, read_overrides, read_settings};
-use crate::tasks::table::{TaskTable, Tid};
+use crate::tasks::load::{read_overrides, read_settings};
+use crate::tasks::table::{NEVER, TaskTable, Tid};
 
 /// How much later than it should the board may look for what has run out (µs).
 const LATE: i64 = 1_000_000;
@@ -260,7 +260,7 @@ impl Compared<'_> {
         self.compare_due("lease", self.board.lease_due(self.queue), leases);
         let mut pins = Vec::new();
         self.table.pins(self.name, |tid, until| {
-            pins.push((until.unwrap_or(NEVER), tid));
+            pins.push((until, tid));
         });
         pins.sort_unstable_by_key(|(until, _)| *until);
         pins.truncate(LOOK_AT);

@@ -10,8 +10,7 @@ use pgrx::pg_sys;
 use pgrx::prelude::*;
 
 use super::catalog::{Catalog, column};
-use super::load::NEVER;
-use super::table::TaskTable;
+use super::table::{TaskTable, pin_end};
 use super::timestamp;
 use crate::board::{OnCommit, QueueRef, effects, now, stored_priority};
 use crate::config;
@@ -146,7 +145,7 @@ fn note(catalog: &Catalog, row: &Fields) {
             Row { pos, weight },
         );
     } else {
-        let at = row.sticky_until().unwrap_or(NEVER);
+        let at = pin_end(row.sticky_until());
         effects::on_commit(OnCommit::UnpinDue {
             queue: row.queue_ref(catalog),
             at,

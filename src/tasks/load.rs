@@ -216,7 +216,6 @@ pub fn schedule_reaping(table: &TaskTable, queue: QueueId, name: &str) {
     let (_, next_lease) = table.expired_leases(name, i64::MIN, 0);
     let mut next_pin = None;
     table.pins(name, |_, until| {
-        let until = until.unwrap_or(NEVER);
         next_pin = Some(next_pin.map_or(until, |n: i64| n.min(until)));
     });
     board::with(|sched| {
@@ -231,6 +230,3 @@ pub fn schedule_reaping(table: &TaskTable, queue: QueueId, name: &str) {
         }
     });
 }
-
-/// When a pin without an end ends. One before the far end of time: there are pinned rows to look for.
-pub const NEVER: i64 = i64::MAX - 1;

@@ -4,7 +4,6 @@ use pgrx::IntoDatum;
 use pgrx::pg_sys;
 
 use super::catalog::column;
-use super::load::NEVER;
 use super::statements as sql;
 use super::table::{TaskTable, Tid, TupleLock};
 use super::timestamp;
@@ -76,7 +75,6 @@ pub fn reap(table: &TaskTable, queue: QueueId, name: &QueueRef, now: i64) -> boo
         let mut ended = Vec::new();
         let mut next: Option<i64> = None;
         table.pins(&name.name, |tid, until| {
-            let until = until.unwrap_or(NEVER);
             if until <= now && ended.len() < BATCH {
                 ended.push(tid);
             } else {
@@ -148,7 +146,7 @@ pub fn foresee(table: &TaskTable, queue: QueueId, name: &QueueRef, now: i64) -> 
     if pins {
         let mut seen = 0;
         table.pins(&name.name, |tid, until| {
-            if until.is_some_and(|at| at <= now) && seen < BATCH {
+            if until <= now && seen < BATCH {
                 seen += 1;
                 let band = u8::from(table.get(column::NEW_START).unwrap_or(false));
                 back.push(put_back(tid, band));

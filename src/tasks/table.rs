@@ -38,6 +38,14 @@ pub struct PinnedRow {
     pub key: String,
 }
 
+/// When a pin for good ends. One before the far end of time: there are pinned rows to look for.
+pub const NEVER: i64 = i64::MAX - 1;
+
+/// When a pin with this `sticky_until` ends. One until infinity is for good, like one without an end.
+pub fn pin_end(sticky_until: Option<i64>) -> i64 {
+    sticky_until.map_or(NEVER, |until| until.min(NEVER))
+}
+
 /// What became of an attempt to lock a row.
 pub enum TupleLock {
     /// Locked, as the version at this address.
@@ -448,12 +456,12 @@ impl TaskTable {
     }
 
     /// Visits the end of the pin of each pinned row of a queue.
-    pub fn pins(&self, queue: &str, mut each: impl FnMut(Tid, Option<i64>)) {
+    pub fn pins(&self, queue: &str, mut each: impl FnMut(Tid, i64)) {
         self.scan(
             self.catalog.pinned,
             Keys::new().text(1, queue),
             |table, _| {
-                each(table.tid(), table.micros(column::STICKY_UNTIL));
+                each(table.tid(), pin_end(table.micros(column::STICKY_UNTIL)));
                 true
             },
         );
