@@ -6,12 +6,13 @@
 export PG PG_CONFIG
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak mutations bench bench-quick install all psql lint freeze deb dist clean
+.PHONY: help demo test soak assertions mutations bench bench-quick install all psql lint freeze deb dist clean
 
 help:
 	@echo 'make demo      watch real tenants share a queue, without fairness and with it'
 	@echo 'make test      all tests, on a private Postgres 18'
-	@echo 'make soak      five minutes of faults under load, on a private server'
+	@echo 'make soak      five minutes of faults under load, and a million claims in one backend, on private servers'
+	@echo 'make assertions  the server tests on a Postgres built with assertions, about 40 minutes'
 	@echo 'make mutations break the scheduling core in dozens of ways, and see that its tests notice, about 15 minutes'
 	@echo 'make bench     measure against what one would use instead, about 25 minutes, into bench/RESULTS.md'
 	@echo 'make bench-quick   the same with tiny sizes, to see that it works'
@@ -34,6 +35,9 @@ test:
 
 soak:
 	@scripts/soak.sh
+
+assertions:
+	@scripts/assertions.sh
 
 mutations:
 	@scripts/mutations.sh

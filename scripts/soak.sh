@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# make soak: producers and workers under one fault after another, for HF_SOAK_SECONDS (default: 300).
+# make soak: producers and workers under one fault after another, for HF_SOAK_SECONDS (default: 300), then the memory of a
+# backend over HF_MEMORY_CLAIMS claims (default: 1,000,000).
 
-export HF_STEPS=6
+export HF_STEPS=7
 . "$(dirname "$0")/env.sh"
 
 HF_FOR_TESTS=1 "$HF_ROOT/scripts/setup.sh"
@@ -14,5 +15,12 @@ scripts/install.sh
 
 export HF_SOAK_SECONDS=${HF_SOAK_SECONDS:-300}
 step 6 "faults under load for $HF_SOAK_SECONDS s on Postgres $HF_PG_MAJOR"
-CARGO_TARGET_DIR=$HF_TARGET cargo test --locked --release --package harvest_fair_server_tests --test server -- \
-  --nocapture soak:: </dev/null
+run() {
+  CARGO_TARGET_DIR=$HF_TARGET cargo test --locked --release --package harvest_fair_server_tests --test server -- \
+    --nocapture "$@" </dev/null
+}
+run soak::
+
+export HF_MEMORY_CLAIMS=${HF_MEMORY_CLAIMS:-1000000}
+step 7 "memory over $HF_MEMORY_CLAIMS claims"
+run memory::

@@ -6,7 +6,7 @@ use harvest_fair_server_tests::{
 use postgres::Client;
 
 use crate::support::{
-    assert_all_different, assert_near, brisk_options, claims, drain, execute, state,
+    assert_all_different, assert_near, brisk_options, claims, differences, drain, execute, state,
 };
 
 fn with_backlog(client: &mut Client) {
@@ -346,5 +346,31 @@ fn queues_whose_tasks_were_all_deleted_give_their_place_to_others() {
         enqueue(&mut client, "d", Some("k"));
         assert_eq!(claim(&mut client, "d", "w", 5).len(), 1, "{delete}");
         execute(&mut client, "DELETE FROM harvest_fair.task");
+    }
+}
+
+#[test]
+fn a_pin_until_infinity_is_one_for_good() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    // The first is found when the queue is loaded, the second is noted by an insert, the third by an update.
+    for way in 0..3 {
+        let id: i64 = one(
+            &mut client,
+            "INSERT INTO harvest_fair.task (queue, fairness_key, sticky_worker, sticky_until)
+             VALUES ('q', 'A', 'me', 'infinity') RETURNING id",
+            &[],
+        );
+        if way == 2 {
+            execute(
+                &mut client,
+                "UPDATE harvest_fair.task SET sticky_until = NULL WHERE state = 'pending';
+                 UPDATE harvest_fair.task SET sticky_until = 'infinity' WHERE state = 'pending'",
+            );
+        }
+        assert!(claim(&mut client, "q", "other", 1).is_empty());
+        assert_eq!(differences(&mut client), [""; 0]);
+        let mine = claim(&mut client, "q", "me", 1);
+        assert_eq!(mine.iter().map(|task| task.id).collect::<Vec<_>>(), [id]);
     }
 }

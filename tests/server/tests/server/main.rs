@@ -3,10 +3,12 @@
 
 mod bad_input;
 mod board;
+mod cases;
 mod catalog;
 mod chaos;
 mod check;
 mod concurrency;
+mod crew;
 mod dba;
 mod dump;
 mod enqueue;
@@ -16,6 +18,7 @@ mod expected;
 mod fuzz;
 mod fuzz_calls;
 mod fuzz_input;
+mod guarantees;
 mod harness;
 mod isolation;
 mod janitor;

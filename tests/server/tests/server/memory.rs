@@ -1,13 +1,17 @@
-//! Claims take no memory that is not given back: neither in what Postgres counts, nor in what the process has.
+//! Claims take no memory that is not given back: neither in what Postgres counts, nor in what the process has. `make soak`
+//! makes a million of them.
 
 use std::fs;
 
-use harvest_fair_server_tests::{Cluster, one, pid_of};
+use harvest_fair_server_tests::{Cluster, one, pending, pid_of};
 use postgres::Client;
 
 use crate::support::execute;
 
 const KB: i64 = 1024;
+
+/// Claims of one transaction. It remembers what it has claimed until it ends, lest it could not be undone.
+const OPEN: i64 = 100_000;
 
 /// Bytes: in Postgres' memory contexts, and of the process, shared memory aside.
 fn memory(client: &mut Client) -> (i64, i64) {
@@ -29,12 +33,22 @@ fn memory(client: &mut Client) -> (i64, i64) {
 
 #[test]
 fn a_backend_keeps_no_memory_for_claims_and_a_transaction_a_few_bytes_for_each() {
+    let committed: i64 = std::env::var("HF_MEMORY_CLAIMS")
+        .map_or(50_000, |claims| claims.parse().expect("a number of claims"));
     let db = Cluster::shared().database();
     let mut client = db.connect();
     execute(
         &mut client,
-        "INSERT INTO harvest_fair.task (queue, fairness_key) SELECT 'q', 'k' || i % 50 FROM generate_series(1, 153000) i;
-         CREATE PROCEDURE claim(n int, committing boolean) LANGUAGE plpgsql AS $$
+        &format!(
+            "SELECT fair_configure('q', '{{\"lease\": \"1 day\"}}');
+             INSERT INTO harvest_fair.task (queue, fairness_key)
+             SELECT 'q', 'k' || i % 50 FROM generate_series(1, {}) i",
+            2_000 + OPEN + committed
+        ),
+    );
+    execute(
+        &mut client,
+        "CREATE PROCEDURE claim(n int, committing boolean) LANGUAGE plpgsql AS $$
          BEGIN
              FOR i IN 1 .. n LOOP
                  PERFORM fair_claim('q', 'w', 1);
@@ -47,9 +61,7 @@ fn a_backend_keeps_no_memory_for_claims_and_a_transaction_a_few_bytes_for_each()
     execute(&mut client, "CALL claim(1000, true)");
     let (contexts, process) = memory(&mut client);
 
-    // What a transaction has claimed it remembers until it ends, lest it could not be undone.
-    const OPEN: i64 = 100_000;
-    execute(&mut client, "BEGIN; CALL claim(100000, false)");
+    execute(&mut client, &format!("BEGIN; CALL claim({OPEN}, false)"));
     let (open_contexts, open_process) = memory(&mut client);
     assert!(
         open_contexts - contexts < 1024 * KB,
@@ -61,14 +73,20 @@ fn a_backend_keeps_no_memory_for_claims_and_a_transaction_a_few_bytes_for_each()
     );
 
     execute(&mut client, "COMMIT");
-    execute(&mut client, "CALL claim(50000, true)");
+    execute(&mut client, &format!("CALL claim({committed}, true)"));
     let (last_contexts, last_process) = memory(&mut client);
+    let left = pending(&mut client, "q");
+    assert_eq!(left, 0, "claims came up empty");
+    eprintln!(
+        "memory in contexts and of the process: {contexts} and {process} bytes before, {open_contexts} and {open_process}
+in a transaction with {OPEN} claims, {last_contexts} and {last_process} after {committed} transactions more"
+    );
     assert!(
         last_contexts - contexts < 1024 * KB,
-        "{contexts} bytes in contexts before, {last_contexts} after 50000 transactions more"
+        "{contexts} bytes in contexts before, {last_contexts} after {committed} transactions more"
     );
     assert!(
         last_process - open_process < 2048 * KB,
-        "{open_process} bytes before, {last_process} after 50000 transactions more"
+        "{open_process} bytes before, {last_process} after {committed} transactions more"
     );
 }
