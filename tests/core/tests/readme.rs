@@ -15,11 +15,10 @@ fn tests_below(folder: &Path, found: &mut BTreeSet<String>) {
         if path.is_dir() {
             tests_below(&path, found);
         } else if path.extension().is_some_and(|extension| extension == "rs") {
-            let file = path
-                .file_stem()
-                .expect("a name")
-                .to_string_lossy()
-                .into_owned();
+            // What stands in the main file of a program is named by the program.
+            let main = path.ends_with("main.rs");
+            let named = path.parent().filter(|_| main).unwrap_or(&path);
+            let file = named.file_stem().expect("a name").to_string_lossy();
             for line in fs::read_to_string(&path).expect("a source").lines() {
                 if let Some((name, _)) = line
                     .trim()
