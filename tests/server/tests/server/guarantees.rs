@@ -12,7 +12,7 @@ use rand::seq::IndexedRandom;
 
 use crate::crew::{CREWS, Crew, Field, Race, enqueue, random, some_keys, step};
 use crate::policy_support::{claim_by_id, configure};
-use crate::support::{KeyState, execute, state, states, task_field};
+use crate::support::{KeyState, execute, state, states, states_at, task_field};
 
 /// One case, in a queue of its own.
 struct Case<'a> {
@@ -274,7 +274,7 @@ fn claims_out_of_lag_order_never_change_the_order_of_two_waiting_keys() {
             states.retain(|state| state.key != "k0");
             states
         };
-        let after: Vec<KeyState> = at_priority(case.client, queue, 3);
+        let after: Vec<KeyState> = states_at(case.client, queue, 3);
         assert_eq!(after[0].clock, before[0].clock);
         assert_eq!(passes(&priority_3(&after)), passes(&priority_3(&before)));
         // And the key that was served aside pays for it.
@@ -285,28 +285,6 @@ fn claims_out_of_lag_order_never_change_the_order_of_two_waiting_keys() {
             "{charged}, not {expected}"
         );
     });
-}
-
-/// What the board knows at one priority, by key.
-fn at_priority(client: &mut Client, queue: &str, priority: i16) -> Vec<KeyState> {
-    let rows = client
-        .query(
-            "SELECT fairness_key, weight, pass, clock, lag, running::bigint, eligible
-             FROM fair_state($1) WHERE priority = $2 ORDER BY fairness_key",
-            &[&queue, &priority],
-        )
-        .unwrap();
-    rows.iter()
-        .map(|row| KeyState {
-            key: row.get(0),
-            weight: row.get(1),
-            pass: row.get(2),
-            clock: row.get(3),
-            lag: row.get(4),
-            running: row.get(5),
-            eligible: row.get(6),
-        })
-        .collect()
 }
 
 #[test]

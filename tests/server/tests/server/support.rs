@@ -206,11 +206,22 @@ pub struct KeyState {
 /// `fair_state` of a queue, by key.
 #[track_caller]
 pub fn states(client: &mut Client, queue: &str) -> Vec<KeyState> {
+    read_states(client, queue, None)
+}
+
+/// The same at one priority.
+#[track_caller]
+pub fn states_at(client: &mut Client, queue: &str, priority: i16) -> Vec<KeyState> {
+    read_states(client, queue, Some(priority))
+}
+
+#[track_caller]
+fn read_states(client: &mut Client, queue: &str, priority: Option<i16>) -> Vec<KeyState> {
     client
         .query(
             "SELECT fairness_key, weight, pass, clock, lag, running::bigint, eligible
-             FROM fair_state($1) ORDER BY priority, fairness_key",
-            &[&queue],
+             FROM fair_state($1) WHERE priority = coalesce($2, priority) ORDER BY priority, fairness_key",
+            &[&queue, &priority],
         )
         .unwrap_or_else(|error| panic!("fair_state: {error:?}"))
         .iter()
