@@ -14,6 +14,8 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+# Fewer than make test draws: if one of these notices a mutation, so do those.
+CASES = "1000"
 # Seconds; it takes a few. A mutation may make the core go round in circles, and one that does was noticed.
 LONGEST = 60
 # Compiled for each mutation anew, so that compiling counts for more than running.
@@ -74,7 +76,8 @@ def apply(target, changes):
 def test(target):
     """(outcome, which): passed, or what noticed; a mutation that does not compile proves nothing."""
     command = ["cargo", "test", "--release", "--offline", "--package", "harvest_fair_core_tests", "--test"]
-    env = dict(os.environ, CARGO_TARGET_DIR=str(target.parent / "target"), RUST_BACKTRACE="0", PROPTEST_MAX_SHRINK_ITERS="0")
+    env = dict(os.environ, CARGO_TARGET_DIR=str(target.parent / "target"), RUST_BACKTRACE="0", PROPTEST_CASES=CASES,
+               PROPTEST_MAX_SHRINK_ITERS="0")
 
     def run(name, *rest, timeout=None):
         return subprocess.run(command + [name, *rest], cwd=target, env=env, capture_output=True, text=True, timeout=timeout)
