@@ -9,6 +9,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -80,7 +81,16 @@ def test(target):
                PROPTEST_MAX_SHRINK_ITERS="0")
 
     def run(name, *rest, timeout=None):
-        return subprocess.run(command + [name, *rest], cwd=target, env=env, capture_output=True, text=True, timeout=timeout)
+        # A group of its own: what does not end is not cargo, but the test that it has started.
+        process = subprocess.Popen(command + [name, *rest], cwd=target, env=env, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True, start_new_session=True)
+        try:
+            stdout, stderr = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            raise
+        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
     for name in TESTS:
         build = run(name, "--no-run")
