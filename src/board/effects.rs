@@ -17,6 +17,7 @@ use pgrx::prelude::*;
 
 use super::on_commit::{OnCommit, QueueRef, Wake, apply, find_live, wake};
 use super::refused::Refused;
+use super::seen::SeenPlaces;
 use super::wait::{self, Line};
 use super::{find_queue, shmem, stored_key};
 use crate::errors::Error;
@@ -61,8 +62,8 @@ struct Effects {
     /// Queues that this session has loaded after it had emptied a table of which it did not see what it had held, by the
     /// (sub)transaction of the TRUNCATE.
     to_reload: Vec<(SubId, QueueRef)>,
-    /// Queues whose expired leases or ended pins this transaction puts back: to be looked at again if it aborts.
-    reaping: Vec<(SubId, QueueRef)>,
+    /// What it has taken over, or looked at after changes of its own: to be looked at again if it aborts.
+    seen: SeenPlaces,
     /// What this transaction writes of the board into the tables: to be written another time if it aborts.
     written: Vec<Written>,
     /// The waiting line that this session stands in.
@@ -97,9 +98,11 @@ pub fn register() {
 
 /// Remembers a pick until its outcome is known.
 pub fn picked(pick: &Pick) {
+    let sub = current_subtransaction();
     EFFECTS.with_borrow_mut(|e| {
         e.claims.reserve(1);
         e.picking = Some(*pick);
+        e.seen.lane(sub, pick);
     });
 }
 
@@ -205,15 +208,15 @@ pub fn loaded() {
     });
 }
 
-/// Marks that this transaction has taken over the expired leases or ended pins of a queue.
+/// Marks that this transaction takes over the expired leases or ended pins of a queue.
 pub fn reaping(queue: QueueRef) {
     let sub = current_subtransaction();
-    EFFECTS.with_borrow_mut(|e| e.reaping.push((sub, queue)));
+    EFFECTS.with_borrow_mut(|e| e.seen.reaping(sub, queue));
 }
 
-/// Takes the last [`reaping`] back: there was nothing to put back.
+/// Puts right the last [`reaping`]: there was nothing to put back, as far as this transaction sees.
 pub fn reaped_nothing() {
-    EFFECTS.with_borrow_mut(|e| e.reaping.pop());
+    EFFECTS.with_borrow_mut(|e| e.seen.reaped_nothing());
 }
 
 /// Has what was taken from the board given back to it if this transaction aborts.
@@ -248,7 +251,7 @@ impl Effects {
             && self.on_commit.is_empty()
             && self.loading.is_none()
             && self.to_reload.is_empty()
-            && self.reaping.is_empty()
+            && self.seen.is_empty()
             && self.written.is_empty()
             && self.waiting.is_none()
     }
@@ -268,7 +271,7 @@ impl Effects {
             });
         }
         self.charges.clear();
-        self.reaping.clear();
+        self.seen.clear();
         self.to_reload.clear();
         self.written.clear();
         let notes: Vec<Note> = self.notes.drain().map(|(_, note)| note).collect();
@@ -313,12 +316,7 @@ impl Effects {
             for (_, charge) in self.charges.iter().rev().filter(|(s, _)| is_gone(s)) {
                 sched.undo_charge(charge);
             }
-            for (_, queue) in self.reaping.iter().filter(|(s, _)| is_gone(s)) {
-                if let Some(queue) = find_queue(sched, queue) {
-                    sched.note_lease_due(queue, now);
-                    sched.note_unpin_due(queue, now);
-                }
-            }
+            self.seen.abort(sub, sched, now, &mut wakes);
             let hidden = self.to_reload.iter().filter(|(s, _)| is_gone(s));
             for queue in self.loading.iter().chain(hidden.map(|(_, queue)| queue)) {
                 if let Some(queue) = find_queue(sched, queue) {
@@ -330,7 +328,6 @@ impl Effects {
         self.to_reload.retain(|(s, _)| !is_gone(s));
         self.claims.retain(|(s, _)| !is_gone(s));
         self.charges.retain(|(s, _)| !is_gone(s));
-        self.reaping.retain(|(s, _)| !is_gone(s));
         self.on_commit.retain(|(s, _)| !is_gone(s));
         if sub.is_none() {
             self.notes.clear();
@@ -352,14 +349,13 @@ impl Effects {
         let claims = self.claims.iter_mut().map(|(s, _)| s);
         let charges = self.charges.iter_mut().map(|(s, _)| s);
         let on_commit = self.on_commit.iter_mut().map(|(s, _)| s);
-        let reaping = self.reaping.iter_mut().map(|(s, _)| s);
         let to_reload = self.to_reload.iter_mut().map(|(s, _)| s);
-        let queues = reaping.chain(to_reload);
-        for s in claims.chain(charges).chain(queues).chain(on_commit) {
+        for s in claims.chain(charges).chain(to_reload).chain(on_commit) {
             if *s == sub {
                 *s = parent;
             }
         }
+        self.seen.pass_on(sub, parent);
     }
 }
 
@@ -439,6 +435,7 @@ unsafe extern "C-unwind" fn at_transaction_end(
         XACT_EVENT_PREPARE => shielded(|e| {
             e.notes.clear();
             e.on_commit.clear();
+            e.seen.clear();
         }),
         _ => {}
     }
@@ -458,7 +455,10 @@ unsafe extern "C-unwind" fn at_savepoint_end(
     use pg_sys::SubXactEvent::*;
     match event {
         SUBXACT_EVENT_COMMIT_SUB => shielded(|e| e.release(sub, parent)),
-        SUBXACT_EVENT_ABORT_SUB => shielded(|e| e.abort(Some(sub))),
+        SUBXACT_EVENT_ABORT_SUB => shielded(|e| {
+            e.abort(Some(sub));
+            e.seen.pass_on(sub, parent);
+        }),
         _ => {}
     }
 }

@@ -4,11 +4,13 @@
 //! - [`effects`]: what a transaction does to it, at once, at commit and on abort
 //! - `on_commit`: what it is told at commit
 //! - [`refused`]: refused changes on their way into the audit
+//! - `seen`: what it was told of what an aborted transaction saw
 //! - [`wait`]: sleeping until a task becomes claimable
 
 pub mod effects;
 mod on_commit;
 pub mod refused;
+mod seen;
 pub mod shmem;
 pub mod wait;
 

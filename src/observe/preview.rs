@@ -61,7 +61,7 @@ impl sfq::Rows for LookedAt<'_> {
         Ok(end)
     }
 
-    fn lock(&mut self, tid: &Tid) -> Result<Locked, Error> {
+    fn lock(&mut self, _: &Lane, _: &Row, tid: &Tid) -> Result<Locked, Error> {
         Ok(if self.table.table.is_held(*tid) {
             Locked::Held
         } else {

@@ -1,8 +1,9 @@
 //! The claim driver: from pick to locked row. Generic over where the board's lock is and where the rows live, so that
 //! the protocol is tested without a server.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::HashSet;
 
+use super::fetched::Memory;
 use super::lane::{Next, Row, RowPos};
 use super::pick::{Charge, LaneRef, Order, Pick};
 use super::{QueueId, Sched, Ticks};
@@ -10,8 +11,6 @@ use crate::names::{FairnessKey, Priority};
 
 /// Rounds of one call that may come to nothing before the call makes do with what it has.
 const FRUITLESS_ROUNDS: u32 = 10_000;
-/// Rows fetched at once, at most.
-const FETCH: usize = 64;
 
 /// The board behind its lock.
 pub trait Board {
@@ -55,8 +54,14 @@ pub trait Rows {
         out: &mut Vec<(Row, Self::Handle)>,
     ) -> Result<bool, Self::Error>;
 
-    /// Tries to lock a row, without waiting.
-    fn lock(&mut self, handle: &Self::Handle) -> Result<Locked, Self::Error>;
+    /// Tries to lock a row of a lane, without waiting. It may have been seen a while ago, and the handle may by now name
+    /// another row's version: such a row is gone.
+    fn lock(
+        &mut self,
+        lane: &Lane,
+        row: &Row,
+        handle: &Self::Handle,
+    ) -> Result<Locked, Self::Error>;
 
     /// A pick has been made and awaits its outcome. Called under the board's lock, like the next one, so that whoever
     /// cleans up after an error that unwinds from here knows exactly what to take back.
@@ -87,49 +92,6 @@ pub struct Claimed<H> {
     pub charge: Charge,
 }
 
-/// Rows of one lane, fetched earlier in the call. Good as evidence as long as nothing has become visible in the lane.
-struct Fetched<H> {
-    lane: Lane,
-    generation: u32,
-    from: RowPos,
-    rows: VecDeque<(Row, H)>,
-    end: bool,
-    /// How many rows were asked for the last time.
-    asked: usize,
-}
-
-impl<H> Fetched<H> {
-    /// Drops what says nothing about what `pick` asks, or is no longer needed.
-    fn fit(&mut self, pick: &Pick) {
-        if self.generation != pick.generation || self.from > pick.cursor {
-            self.generation = pick.generation;
-            self.restart(pick.cursor);
-        }
-        while self
-            .rows
-            .front()
-            .is_some_and(|(row, _)| row.pos < pick.cursor)
-        {
-            self.rows.pop_front();
-        }
-        // Should the cursor come back, because another claimer gives its row back, the dropped ones would be missing.
-        self.from = pick.cursor;
-    }
-
-    fn restart(&mut self, from: RowPos) {
-        self.from = from;
-        self.rows.clear();
-        self.end = false;
-    }
-
-    /// Where to fetch on.
-    fn rest(&self, pick: &Pick) -> RowPos {
-        self.rows
-            .back()
-            .map_or(pick.cursor, |(row, _)| row.pos.after())
-    }
-}
-
 /// What the caller does about a pick.
 enum Outcome<H> {
     Confirm {
@@ -153,13 +115,14 @@ enum Outcome<H> {
 }
 
 /// Claims up to `n` tasks of a queue at the instant `now`, and appends them to `out`, in the order in which `n` calls of
-/// one task each would have claimed them (rule 7).
+/// one task each would have claimed them (rule 7). `memory` is the session's own, from its call before.
 ///
 /// On an error the pick under way is retracted; what has been claimed so far is in `out` and was remembered, and is undone
 /// by the caller when its transaction aborts.
 pub fn claim<B: Board, R: Rows>(
     board: &mut B,
     rows: &mut R,
+    memory: &mut Memory<R::Handle>,
     queue: QueueId,
     order: Order,
     n: usize,
@@ -167,6 +130,10 @@ pub fn claim<B: Board, R: Rows>(
     out: &mut Vec<Claimed<R::Handle>>,
 ) -> Result<(), R::Error> {
     let target = out.len().saturating_add(n);
+    if n == 0 {
+        return Ok(());
+    }
+    memory.begin();
     let mut call = Call {
         order,
         now,
@@ -175,13 +142,9 @@ pub fn claim<B: Board, R: Rows>(
         keys: 1,
         held: HashSet::new(),
         taken: HashSet::new(),
-        index: HashMap::new(),
-        fetched: Vec::new(),
+        memory,
         buffer: Vec::new(),
     };
-    if n == 0 {
-        return Ok(());
-    }
     let mut fruitless = 0;
     let mut under_way = board.with(|sched| call.pick(sched, rows, queue));
     while let Some((pick, at)) = under_way {
@@ -216,7 +179,7 @@ pub fn claim<B: Board, R: Rows>(
     Ok(())
 }
 
-struct Call<H> {
+struct Call<'m, H> {
     order: Order,
     now: i64,
     wanted: usize,
@@ -228,13 +191,12 @@ struct Call<H> {
     held: HashSet<RowPos>,
     /// Rows that this call has claimed.
     taken: HashSet<RowPos>,
-    index: HashMap<LaneRef, usize>,
-    fetched: Vec<Fetched<H>>,
+    memory: &'m mut Memory<H>,
     buffer: Vec<(Row, H)>,
 }
 
-impl<H: Clone> Call<H> {
-    /// Under the lock: picks, and says where in `fetched` the lane stands.
+impl<H: Clone> Call<'_, H> {
+    /// Under the lock: picks, and says where in the memory the lane stands.
     fn pick<R: Rows<Handle = H>>(
         &mut self,
         sched: &mut Sched<'_>,
@@ -244,26 +206,16 @@ impl<H: Clone> Call<H> {
         let pick = sched.pick(queue, self.now, self.order, &self.excluded)?;
         rows.picked(&pick);
         self.keys = sched.eligible_keys(queue);
-        if let Some(&at) = self.index.get(&pick.lane()) {
-            return Some((pick, at));
-        }
-        let key = sched.key_of(&pick).map(FairnessKey::into_owned);
-        let lane = Lane {
-            queue,
-            priority: pick.priority,
-            key: key.unwrap_or(FairnessKey::default_key()),
-            band: pick.band,
-        };
-        self.index.insert(pick.lane(), self.fetched.len());
-        self.fetched.push(Fetched {
-            lane,
-            generation: pick.generation,
-            from: pick.cursor,
-            rows: VecDeque::new(),
-            end: false,
-            asked: 0,
+        let at = self.memory.place(&pick, self.now, || {
+            let key = sched.key_of(&pick).map(FairnessKey::into_owned);
+            Lane {
+                queue,
+                priority: pick.priority,
+                key: key.unwrap_or(FairnessKey::default_key()),
+                band: pick.band,
+            }
         });
-        Some((pick, self.fetched.len() - 1))
+        Some((pick, at))
     }
 
     /// Without the lock: looks at the rows, and locks the expected one if it stands first.
@@ -273,15 +225,16 @@ impl<H: Clone> Call<H> {
         pick: &Pick,
         at: usize,
     ) -> Result<Outcome<H>, R::Error> {
-        let Some(fetched) = self.fetched.get_mut(at) else {
+        let Some(fetched) = self.memory.get_mut(at) else {
             return Ok(Outcome::Retract);
         };
-        fetched.fit(pick);
+        fetched.fit(pick, self.now);
         let (first, clean) = loop {
             let (taken, held) = (&self.taken, &self.held);
             let skip = |row: &Row| taken.contains(&row.pos) || held.contains(&row.pos);
             let first = fetched.rows.iter().position(|(row, _)| !skip(row));
-            if first.is_some() || fetched.end {
+            // The row after the one to claim becomes the lane's head, so it must be known too.
+            if first.is_some_and(|first| first + 1 < fetched.rows.len()) || fetched.end {
                 let clean = !fetched
                     .rows
                     .iter()
@@ -294,11 +247,8 @@ impl<H: Clone> Call<H> {
                 });
                 break (first, clean);
             }
-            // The lane's share of what is wanted, and more each time that this was too little. At least two, so that the
-            // row after the claimed one becomes known with it.
-            let share = self.wanted / self.keys.max(1) + 2;
-            let want = share.max(2 * fetched.asked).min(FETCH);
-            fetched.asked = want;
+            // The lane's share of what is wanted, and the row after it.
+            let want = fetched.next_fetch(self.wanted / self.keys.max(1) + 2);
             self.buffer.clear();
             fetched.end = rows.probe(&fetched.lane, fetched.rest(pick), want, &mut self.buffer)?;
             // A lane that has not ended must have given something, or this would never end.
@@ -317,7 +267,7 @@ impl<H: Clone> Call<H> {
         if !pick.exact || row.pos != pick.expect {
             return Ok(Outcome::Found { actual: row, clean });
         }
-        let locked = rows.lock(&handle)?;
+        let locked = rows.lock(&fetched.lane, &row, &handle)?;
         if locked == Locked::Held {
             self.held.insert(row.pos);
         }
@@ -337,15 +287,18 @@ impl<H: Clone> Call<H> {
             None => Next::Unknown,
         };
         Ok(match locked {
-            Locked::Yes => Outcome::Confirm {
-                row,
-                handle,
-                clean,
-                next,
-            },
+            Locked::Yes => {
+                fetched.take(first);
+                Outcome::Confirm {
+                    row,
+                    handle,
+                    clean,
+                    next,
+                }
+            }
             Locked::Held => Outcome::Hold { row: row.pos, next },
             Locked::Gone => {
-                fetched.restart(pick.cursor);
+                fetched.restart(pick.cursor, self.now);
                 Outcome::Retract
             }
         })
@@ -373,7 +326,7 @@ impl<H: Clone> Call<H> {
                 let charge = pick.charge(row);
                 settled = Some(charge);
                 self.taken.insert(row.pos);
-                let key = self.fetched.get(at).map(|fetched| fetched.lane.key.clone());
+                let key = self.memory.get(at).map(|fetched| fetched.lane.key.clone());
                 out.push(Claimed {
                     handle,
                     row,

@@ -307,6 +307,20 @@ impl Lane {
         gone
     }
 
+    /// What was seen from a place on has turned out not to be so.
+    pub fn look_again(&mut self, from: RowPos) {
+        self.generation = self.generation.wrapping_add(1);
+        let held = self.is_open() && self.is_held();
+        self.cursor = if self.is_open() {
+            self.cursor.min(from)
+        } else {
+            from
+        };
+        self.flags = OPEN;
+        self.set(HELD, held);
+        self.head_is_not_before(self.cursor);
+    }
+
     /// Gives back what was taken, as if it never had been.
     pub fn give_back(&mut self, taken: &Taken) {
         if !taken.exact() {

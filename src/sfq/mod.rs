@@ -26,6 +26,7 @@
 //! | `inspect` | a copy of the board, to be compared with the tables |
 //! | `preview` | the next claims, without claiming |
 //! | `claim` | the driver: from pick to locked row, over any board and any table |
+//! | `fetched` | the rows that a claimer has fetched, kept from one call to the next |
 //!
 //! Every function is total: no input, and no stale id, can make it panic. A stale id (its slot has been freed or the
 //! board wiped) is answered as if its queue or key did not exist. Nothing allocates but into buffers of the caller, except
@@ -40,6 +41,7 @@ mod aging;
 mod arena;
 mod bucket;
 mod claim;
+mod fetched;
 mod gate;
 mod group;
 mod inspect;
@@ -64,6 +66,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 
 pub use account::Accounted;
 pub use claim::{Board, Claimed, Lane, Locked, Rows, claim};
+pub use fetched::Memory;
 pub use inspect::{KeyView, LaneView, Snapshot};
 pub use lane::{Next, Row, RowPos};
 pub use pick::{Charge, LaneRef, Order, Pick};

@@ -83,6 +83,19 @@ impl Sched<'_> {
         self.note_row(slot, charge.band, charge.row, now);
     }
 
+    /// The transaction of a claimer that saw its own changes in a lane has aborted: from the pick's cursor on, the rows may be
+    /// others than it has reported. A lane that the board has forgotten meanwhile is found by the sweep.
+    pub fn look_again(&mut self, pick: &Pick, now: i64) {
+        let slot = self.live(pick.epoch, pick.entry);
+        if slot == NIL {
+            return;
+        }
+        if let Some(lane) = self.lane_mut(slot, pick.band) {
+            lane.look_again(pick.cursor);
+        }
+        self.woken(slot, pick.cursor, now);
+    }
+
     /// The slot of an entry that a pick or charge refers to, [`NIL`] if that is stale.
     fn live(&self, epoch: u64, entry: EntryId) -> u32 {
         if epoch == self.epoch() {

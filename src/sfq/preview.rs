@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 
 use super::claim::{self, Board, Claimed, Locked, Rows, claim};
+use super::fetched::Memory;
 use super::lane::{Lane, Row, RowPos};
 use super::pick::{Charge, Order, Pick};
 use super::records::Tier;
@@ -295,8 +296,13 @@ impl<R: Rows> Rows for Untaken<'_, R> {
         }
     }
 
-    fn lock(&mut self, handle: &R::Handle) -> Result<Locked, R::Error> {
-        self.rows.lock(handle)
+    fn lock(
+        &mut self,
+        lane: &claim::Lane,
+        row: &Row,
+        handle: &R::Handle,
+    ) -> Result<Locked, R::Error> {
+        self.rows.lock(lane, row, handle)
     }
 
     fn picked(&mut self, pick: &Pick) {
@@ -430,7 +436,8 @@ impl Copied<'_> {
         let queue = self.queue;
         let mut claimed = Vec::new();
         if self.sched.policy(queue).separator.is_none() {
-            claim(self, rows, queue, order, n, now, &mut claimed)?;
+            let mut memory = Memory::default();
+            claim(self, rows, &mut memory, queue, order, n, now, &mut claimed)?;
             out.extend(claimed.into_iter().map(|claimed| (claimed, None)));
             return Ok(());
         }
@@ -440,7 +447,18 @@ impl Copied<'_> {
             taken: HashSet::new(),
         };
         for _ in 0..n {
-            claim(self, &mut untaken, queue, order, 1, now, &mut claimed)?;
+            // What it remembers would tell of rows that the table shows and this preview has taken.
+            let mut memory = Memory::default();
+            claim(
+                self,
+                &mut untaken,
+                &mut memory,
+                queue,
+                order,
+                1,
+                now,
+                &mut claimed,
+            )?;
             let Some(claimed) = claimed.pop() else { break };
             untaken.taken.insert(claimed.row.pos);
             let group = self.sched.group_at_claim(claimed.charge.entry);

@@ -110,8 +110,8 @@ impl Sched<'_> {
         }
     }
 
-    /// Whether the board does not know of a pending row at `pos`: the lane is closed, or its cursor has passed the
-    /// place. Then the lane's generation (0 for an unknown key), which tells whether anything has become visible since.
+    /// Whether the board does not know of a pending row at `pos`: the lane is closed, its cursor has passed the place, or it
+    /// sleeps until a later row comes due. Then the lane's generation (0 for an unknown key), which tells whether anything has become visible since.
     pub fn missed(
         &self,
         queue: QueueId,
@@ -129,7 +129,8 @@ impl Sched<'_> {
             return Some(0);
         }
         let lane = self.entries.get(slot).lanes.get(usize::from(band.min(1)))?;
-        (!lane.is_open() || pos < lane.cursor).then_some(lane.generation)
+        let asleep = pos < lane.head && !lane.head.is_due(self.queues.get(queue).latest);
+        (!lane.is_open() || pos < lane.cursor || asleep).then_some(lane.generation)
     }
 
     /// The open lanes of a queue, but for those of keys with a claim under way. O(the queue's keys).

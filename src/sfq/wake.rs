@@ -173,7 +173,12 @@ impl Sched<'_> {
         if let Some(lane) = self.lane_mut(slot, band) {
             lane.note(row);
         }
-        if row.pos.is_due(now) {
+        self.woken(slot, row.pos, now);
+    }
+
+    /// There may be a row at a place of the entry's lanes, where there was none before.
+    pub(super) fn woken(&mut self, slot: u32, pos: RowPos, now: i64) {
+        if pos.is_due(now) {
             self.wake(slot, now);
         } else {
             self.refresh(slot, now);

@@ -1,5 +1,6 @@
 //! The claim: the board says whose turn it is, the table gives that key's first row, one UPDATE hands it over.
 
+use std::cell::Cell;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
 use pgrx::pg_sys;
@@ -14,7 +15,7 @@ use crate::board::{self, QueueRef, effects, now, shmem, wait};
 use crate::config;
 use crate::errors::Error;
 use crate::sfq::{
-    self, Charge, Lane, Locked, Order, Pick, QueueId, QueueState, Row, RowPos, Sched,
+    self, Charge, Lane, Locked, Memory, Order, Pick, QueueId, QueueState, Row, RowPos, Sched,
 };
 use crate::subtransaction::attempt;
 
@@ -44,6 +45,22 @@ pub struct TableRows<'a> {
     pub queue: &'a str,
 }
 
+impl TableRows<'_> {
+    fn lane_key<'l>(&'l self, lane: &'l Lane) -> LaneKey<'l> {
+        LaneKey {
+            queue: self.queue,
+            priority: i16::from(lane.priority.get()),
+            key: lane.key.as_str(),
+            band: lane.band,
+        }
+    }
+}
+
+thread_local! {
+    /// What this session has seen of the lanes in its latest calls; lost when an ERROR unwinds.
+    static MEMORY: Cell<Memory<Tid>> = Cell::default();
+}
+
 impl sfq::Rows for TableRows<'_> {
     type Error = Error;
     type Handle = Tid;
@@ -56,17 +73,12 @@ impl sfq::Rows for TableRows<'_> {
         out: &mut Vec<(Row, Tid)>,
     ) -> Result<bool, Error> {
         pgrx::check_for_interrupts!();
-        let lane = LaneKey {
-            queue: self.queue,
-            priority: i16::from(lane.priority.get()),
-            key: lane.key.as_str(),
-            band: lane.band,
-        };
-        Ok(self.table.probe(&lane, from, want, out))
+        Ok(self.table.probe(&self.lane_key(lane), from, want, out))
     }
 
-    fn lock(&mut self, tid: &Tid) -> Result<Locked, Error> {
-        Ok(match self.table.lock_or_skip(*tid) {
+    fn lock(&mut self, lane: &Lane, row: &Row, tid: &Tid) -> Result<Locked, Error> {
+        let lane = self.lane_key(lane);
+        Ok(match self.table.lock_pending(&lane, row.pos, *tid) {
             TupleLock::Locked(_) => Locked::Yes,
             TupleLock::Held => Locked::Held,
             TupleLock::Gone => Locked::Gone,
@@ -277,15 +289,18 @@ fn claim_queue(
         queue: &name.name,
     };
     if claimed.len() < want {
+        let mut memory = MEMORY.take();
         sfq::claim(
             &mut SharedBoard,
             &mut rows,
+            &mut memory,
             queue,
             order,
             want - claimed.len(),
             now,
             &mut claimed,
         )?;
+        MEMORY.set(memory);
     }
     if claimed.is_empty() {
         board::with(|sched| sched.counters(queue).empty_claims += 1);

@@ -2,7 +2,9 @@
 
 use pgrx::pg_sys;
 
-use super::table::{TaskTable, Tid, TupleLock};
+use super::catalog::column;
+use super::table::{LaneKey, TaskTable, Tid, TupleLock};
+use crate::sfq::RowPos;
 
 impl TaskTable {
     /// Whether another transaction holds a row, such that [`TaskTable::lock_or_skip`] would skip it. Locks nothing. The slot
@@ -44,6 +46,38 @@ impl TaskTable {
     /// Locks a row version for an update; never waits.
     pub fn lock_or_skip(&self, tid: Tid) -> TupleLock {
         self.lock(tid, pg_sys::LockWaitPolicy::LockWaitSkip, 0)
+    }
+
+    /// Locks a row of a lane that was seen at this address, maybe a while ago, if it still stands there; never waits.
+    pub fn lock_pending(&self, lane: &LaneKey, at: RowPos, mut tid: Tid) -> TupleLock {
+        // SAFETY: the table is open, with a lock under which it is not cut off, and has this block; the snapshot is
+        // registered while it is in use. Until then no version that it shows makes way for another row's.
+        unsafe {
+            if !self.has_block(pgrx::itemptr::item_pointer_get_block_number(&tid)) {
+                return TupleLock::Gone;
+            }
+            let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
+            let found =
+                pg_sys::table_tuple_fetch_row_version(self.table, &mut tid, snapshot, self.slot);
+            let locked = if found && self.is_pending(lane, at) {
+                self.lock_or_skip(tid)
+            } else {
+                TupleLock::Gone
+            };
+            pg_sys::UnregisterSnapshot(snapshot);
+            locked
+        }
+    }
+
+    /// Whether the slot holds a pending row of the lane at its place.
+    fn is_pending(&self, lane: &LaneKey, at: RowPos) -> bool {
+        self.get::<bool>(column::NEW_START) == Some(lane.band != 0)
+            && self.get::<pg_sys::Oid>(column::STATE) == Some(self.catalog.pending)
+            && self.row().pos == at
+            && self.get::<i16>(column::PRIORITY) == Some(lane.priority)
+            && self.get::<&str>(column::STICKY_WORKER).is_none()
+            && self.get::<&str>(column::FAIRNESS_KEY) == Some(lane.key)
+            && self.get::<&str>(column::QUEUE) == Some(lane.queue)
     }
 
     /// Locks the newest version of a row for an update; waits for whoever holds it. The slot then holds it.

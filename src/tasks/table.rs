@@ -46,6 +46,8 @@ pub struct TaskTable {
     idle: Cell<Option<IndexScan>>,
     /// Whether this transaction's own changes are overlooked.
     as_others: Cell<bool>,
+    /// How many blocks the table has at least; 0 while nobody has asked.
+    blocks: Cell<u32>,
 }
 
 /// A scan of an index with so many keys, between two uses.
@@ -105,8 +107,24 @@ impl TaskTable {
                 slot,
                 idle: Cell::new(None),
                 as_others: Cell::new(false),
+                blocks: Cell::new(0),
             })
         }
+    }
+
+    /// Whether the table has a block. Under its lock, none is taken from it.
+    pub(super) fn has_block(&self, block: u32) -> bool {
+        if block >= self.blocks.get() {
+            // SAFETY: the table is open.
+            let blocks = unsafe {
+                pg_sys::RelationGetNumberOfBlocksInFork(
+                    self.table,
+                    pg_sys::ForkNumber::MAIN_FORKNUM,
+                )
+            };
+            self.blocks.set(blocks);
+        }
+        block < self.blocks.get()
     }
 
     /// Runs `f`, in which scans of this table see it as other sessions do, without what this transaction has changed.

@@ -2,13 +2,15 @@
 
 use super::{MemoryBoard, Session, Stored, Table, key, priority};
 use crate::names::{FairnessKey, Weight};
-use crate::sfq::{Claimed, Order, Policy, QueueId, RowPos, Ticks, claim, preview};
+use crate::sfq::{Claimed, Memory, Order, Policy, QueueId, Ticks, claim, preview};
 
 /// One queue whose claims are committed at once.
 pub struct Shop {
     pub board: MemoryBoard,
     pub queue: QueueId,
     pub table: Table,
+    /// What its one session remembers.
+    memory: Memory<i64>,
     pub now: i64,
     next_id: i64,
 }
@@ -20,7 +22,7 @@ impl Default for Shop {
 }
 
 /// What one claim was charged.
-pub type Served = Claimed<(i64, RowPos)>;
+pub type Served = Claimed<i64>;
 
 impl Shop {
     pub fn new(max_keys: u32) -> Self {
@@ -30,6 +32,7 @@ impl Shop {
             board,
             queue,
             table: Table::default(),
+            memory: Memory::default(),
             now: 1 << 40,
             next_id: 1,
         }
@@ -110,6 +113,7 @@ impl Shop {
         claim(
             &mut self.board,
             &mut rows,
+            &mut self.memory,
             self.queue,
             order,
             n,
@@ -118,7 +122,7 @@ impl Shop {
         )
         .expect("the table never fails");
         for served in &served {
-            self.table.mark_claimed(served.handle.0);
+            self.table.mark_claimed(served.handle);
         }
         served
     }
@@ -156,14 +160,14 @@ impl Shop {
 
     pub fn commit(&mut self, served: &[Served]) {
         for served in served {
-            self.table.rows.remove(&served.handle.0);
+            self.table.rows.remove(&served.handle);
             self.board.sched().kept(&served.charge, self.now);
         }
     }
 
     pub fn abort(&mut self, served: &[Served]) {
         for served in served.iter().rev() {
-            self.table.give_back(served.handle.0);
+            self.table.give_back(served.handle);
             self.board.sched().undo(&served.charge, self.now);
         }
     }
@@ -199,5 +203,5 @@ impl Shop {
 
 /// Which tasks.
 pub fn ids(served: &[Served]) -> Vec<i64> {
-    served.iter().map(|served| served.handle.0).collect()
+    served.iter().map(|served| served.handle).collect()
 }

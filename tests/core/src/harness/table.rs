@@ -80,17 +80,29 @@ impl Table {
         end
     }
 
-    /// Locks the version of a row that stood at `pos`.
-    pub fn lock(&mut self, owner: Owner, id: i64, pos: RowPos) -> Locked {
+    /// Locks the version of a row that stood at `pos` in a lane, if it still does.
+    pub fn lock_pending(&mut self, owner: Owner, lane: &Lane, id: i64, pos: RowPos) -> Locked {
+        let stands = self.rows.get(&id).is_some_and(|row| {
+            (row.priority, row.band, row.due) == (lane.priority, lane.band, pos.due)
+                && row.key == lane.key.as_str()
+                && !(row.claimed && row.lock == Some(owner))
+        });
+        if stands {
+            self.lock(owner, id)
+        } else {
+            Locked::Gone
+        }
+    }
+
+    /// Locks a row.
+    pub fn lock(&mut self, owner: Owner, id: i64) -> Locked {
         match self.rows.get_mut(&id) {
-            Some(row) if row.due == pos.due => match row.lock {
-                Some(other) if other != owner => Locked::Held,
-                _ => {
-                    row.lock = Some(owner);
-                    Locked::Yes
-                }
-            },
-            _ => Locked::Gone,
+            Some(row) if row.lock.is_none_or(|other| other == owner) => {
+                row.lock = Some(owner);
+                Locked::Yes
+            }
+            Some(_) => Locked::Held,
+            None => Locked::Gone,
         }
     }
 
@@ -142,7 +154,7 @@ impl<'t> Session<'t> {
 
 impl Rows for Session<'_> {
     type Error = String;
-    type Handle = (i64, RowPos);
+    type Handle = i64;
 
     fn probe(
         &mut self,
@@ -152,14 +164,11 @@ impl Rows for Session<'_> {
         out: &mut Vec<(Row, Self::Handle)>,
     ) -> Result<bool, String> {
         self.probes += 1;
-        let mut seen = Vec::new();
-        let end = self.table.probe(self.owner, lane, from, want, &mut seen);
-        out.extend(seen.into_iter().map(|(row, id)| (row, (id, row.pos))));
-        Ok(end)
+        Ok(self.table.probe(self.owner, lane, from, want, out))
     }
 
-    fn lock(&mut self, handle: &Self::Handle) -> Result<Locked, String> {
-        Ok(self.table.lock(self.owner, handle.0, handle.1))
+    fn lock(&mut self, lane: &Lane, row: &Row, handle: &Self::Handle) -> Result<Locked, String> {
+        Ok(self.table.lock_pending(self.owner, lane, *handle, row.pos))
     }
 
     fn picked(&mut self, _pick: &Pick) {

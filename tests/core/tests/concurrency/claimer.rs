@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use harvest_fair_core_tests::harness::Owner;
 use harvest_fair_core_tests::sfq::{
-    Board, Charge, Lane, Locked, Order, Pick, Row, RowPos, Rows, Sched, claim,
+    Board, Charge, Lane, Locked, Memory, Order, Pick, Row, RowPos, Rows, Sched, claim,
 };
 use harvest_fair_core_tests::stage::{Cue, Dice, Script};
 
@@ -19,6 +19,7 @@ struct Claimer<'w, 'c> {
     dice: Dice,
     /// One in so many looks fails; one in as many unwinds.
     fails: usize,
+    memory: Memory<i64>,
     picking: Option<Pick>,
     charges: Vec<Charge>,
     /// Everybody's charged picks, in the order in which they were made.
@@ -47,15 +48,32 @@ impl Claimer<'_, '_> {
             (world.queue, world.now)
         };
         let mut claimed = Vec::new();
+        // Lost if the call fails, as a backend's is.
+        let mut memory = std::mem::take(&mut self.memory);
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let mut board = SharedBoard {
                 world: self.world,
                 cue: self.cue,
             };
-            claim(&mut board, self, queue, Order::Fair, n, now, &mut claimed)
+            let order = Order::Fair;
+            claim(
+                &mut board,
+                self,
+                &mut memory,
+                queue,
+                order,
+                n,
+                now,
+                &mut claimed,
+            )?;
+            Ok::<_, &str>(memory)
         }));
         let failed = match outcome {
-            Ok(outcome) => outcome.is_err(),
+            Ok(Ok(memory)) => {
+                self.memory = memory;
+                false
+            }
+            Ok(Err(_)) => true,
             Err(panic) => {
                 if !panic.is::<Unwound>() {
                     resume_unwind(panic);
@@ -66,7 +84,7 @@ impl Claimer<'_, '_> {
         if !failed {
             let mut world = self.world.lock().unwrap();
             for claimed in &claimed {
-                world.table.mark_claimed(claimed.handle.0);
+                world.table.mark_claimed(claimed.handle);
             }
         }
         for _ in 0..self.dice.roll(6) {
@@ -91,7 +109,7 @@ impl Claimer<'_, '_> {
             {
                 let mut world = self.world.lock().unwrap();
                 for claimed in &claimed {
-                    world.finish(claimed.handle.0);
+                    world.finish(claimed.handle);
                 }
             }
             self.cue.pause();
@@ -118,7 +136,7 @@ impl Board for SharedBoard<'_, '_> {
 
 impl Rows for Claimer<'_, '_> {
     type Error = &'static str;
-    type Handle = (i64, RowPos);
+    type Handle = i64;
 
     fn probe(
         &mut self,
@@ -129,24 +147,22 @@ impl Rows for Claimer<'_, '_> {
     ) -> Result<bool, Self::Error> {
         self.cue.pause();
         self.fail()?;
-        let mut seen = Vec::new();
         // Small fetches, so that lanes are looked at in pieces.
         let want = want.min(1 + self.dice.roll(4));
         let world = self.world.lock().unwrap();
-        let end = world.table.probe(self.owner, lane, from, want, &mut seen);
-        out.extend(seen.into_iter().map(|(row, id)| (row, (id, row.pos))));
-        Ok(end)
+        Ok(world.table.probe(self.owner, lane, from, want, out))
     }
 
-    fn lock(&mut self, handle: &Self::Handle) -> Result<Locked, Self::Error> {
+    fn lock(
+        &mut self,
+        lane: &Lane,
+        row: &Row,
+        handle: &Self::Handle,
+    ) -> Result<Locked, Self::Error> {
         self.cue.pause();
         self.fail()?;
-        Ok(self
-            .world
-            .lock()
-            .unwrap()
-            .table
-            .lock(self.owner, handle.0, handle.1))
+        let table = &mut self.world.lock().unwrap().table;
+        Ok(table.lock_pending(self.owner, lane, *handle, row.pos))
     }
 
     fn picked(&mut self, pick: &Pick) {
@@ -180,6 +196,7 @@ pub fn claimer<'w>(
             owner,
             dice,
             fails,
+            memory: Memory::default(),
             picking: None,
             charges: Vec::new(),
             log,

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use harvest_fair_core_tests::harness::{MemoryBoard, Session, Stored, Table, key, priority};
-use harvest_fair_core_tests::sfq::{Order, QueueId, Row, claim};
+use harvest_fair_core_tests::sfq::{Memory, Order, QueueId, Row, claim};
 use harvest_fair_core_tests::stage::Dice;
 
 pub const KEYS: [&str; 4] = ["", "a", "b", "c"];
@@ -97,6 +97,7 @@ impl World {
         claim(
             &mut self.board,
             &mut rows,
+            &mut Memory::default(),
             queue,
             Order::Fair,
             10_000,
@@ -106,7 +107,7 @@ impl World {
         .unwrap();
         for claimed in claimed {
             self.board.sched().kept(&claimed.charge, now);
-            self.finish(claimed.handle.0);
+            self.finish(claimed.handle);
         }
         assert!(self.table.rows.is_empty(), "lost: {:?}", self.table.rows);
         assert_eq!(self.done.len() + self.deleted, self.enqueued);

@@ -7,7 +7,9 @@ use harvest_fair_core_tests::harness::{
 };
 use harvest_fair_core_tests::model::{self, HeldBack, Model, State, Task};
 use harvest_fair_core_tests::names::Weight;
-use harvest_fair_core_tests::sfq::{Charge, Order, Policy, QueueId, Refused, claim, preview};
+use harvest_fair_core_tests::sfq::{
+    Charge, Memory, Order, Policy, QueueId, Refused, claim, preview,
+};
 use proptest::prelude::*;
 
 use crate::ops::{KEYS, Op};
@@ -19,6 +21,8 @@ pub struct World {
     pub board: MemoryBoard,
     pub queue: QueueId,
     table: Table,
+    /// What each session remembers.
+    memories: [Memory<i64>; 3],
     pub model: Model,
     pub now: i64,
     next_id: i64,
@@ -49,6 +53,7 @@ impl World {
             board,
             queue,
             table: Table::default(),
+            memories: Default::default(),
             model: Model::default(),
             now: 1_000_000 * SECOND,
             next_id: 1,
@@ -175,6 +180,7 @@ impl World {
         claim(
             &mut self.board,
             &mut rows,
+            &mut self.memories[session],
             self.queue,
             order,
             n,
@@ -194,7 +200,7 @@ impl World {
         let expected: Vec<model::Claim> = (0..n)
             .map_while(|nth| {
                 let claimed = claimed.get(nth);
-                let tie = claimed.filter(|_| disputed).map(|claimed| claimed.handle.0);
+                let tie = claimed.filter(|_| disputed).map(|claimed| claimed.handle);
                 let aged = claimed.filter(|claimed| in_doubt && claimed.aged && n == 1);
                 let seen = model::Seen {
                     tie,
@@ -247,7 +253,7 @@ impl World {
             (Ok((accounted, charge)), Ok(expected)) => {
                 prop_assert_eq!(i128::from(accounted.lag.get()), expected.lag());
                 prop_assert_eq!(i128::from(accounted.step.get()), expected.step);
-                self.table.lock(session as u32, id, row.pos);
+                self.table.lock(session as u32, id);
                 self.table.mark_claimed(id);
                 self.charged(&expected.key, [expected.step, expected.group_step]);
                 self.open[session].push((expected, charge));

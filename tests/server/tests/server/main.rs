@@ -63,6 +63,7 @@ mod policy_weight_cap;
 mod policy_weights;
 mod readme;
 mod restarts;
+mod rolled_back;
 mod security;
 mod soak;
 mod soak_ledger;
