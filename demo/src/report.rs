@@ -26,7 +26,7 @@ const BINS_A_DAY: usize = 12;
 pub fn page(comparison: &Comparison, scale: &Scale, workers: usize) -> String {
     let tasks: usize = comparison.users.iter().map(|(_, tasks)| tasks).sum();
     let users = comparison.users.len();
-    let sentence = escape(&comparison.sentence());
+    let sentence = lead(comparison);
 
     let Both { off, on } = comparison.served;
     let heaviest: Vec<User> = comparison
@@ -149,6 +149,11 @@ The typical user is the median of the {others} others' own medians and 95th perc
         stretch = scale.stretch,
         others = comparison.others().len(),
     )
+}
+
+/// What can be said in a sentence. A number stays on the line of its unit.
+fn lead(comparison: &Comparison) -> String {
+    escape(&comparison.sentence()).replace(" ms", "&nbsp;ms")
 }
 
 /// The longer one of the two replays, in seconds.
@@ -316,7 +321,7 @@ mod tests {
         let (off, on, scale) = replays();
         let comparison = Comparison::of(Both { off: &off, on: &on });
         let page = page(&comparison, &scale, 8);
-        assert!(page.contains(&escape(&comparison.sentence())));
+        assert!(page.contains(&lead(&comparison)));
         for (user, tasks) in &comparison.users {
             assert!(
                 page.contains(&format!("<title>{user}, {tasks} tasks: ")),

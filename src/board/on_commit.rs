@@ -2,7 +2,7 @@
 
 use super::{find_queue, shmem, stored_key, wait};
 use crate::names::{Priority, Weight};
-use crate::sfq::{Policy, QueueId, QueueState, Sched};
+use crate::sfq::{Outcome, Policy, QueueId, QueueState, Sched};
 
 /// The board's address of a queue: database and table, and its name.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -34,6 +34,7 @@ pub enum OnCommit {
         queue: QueueRef,
         key: String,
         delta: i32,
+        outcome: Option<Outcome>,
     },
     /// A weight override was set or cleared.
     Override {
@@ -157,8 +158,17 @@ pub fn apply(sched: &mut Sched, effect: OnCommit, now: i64, wakes: &mut Vec<Wake
                 sched.correct_cost(queue, priority, &stored_key(&key), delta, weight);
             }
         }
-        OnCommit::Running { queue, key, delta } => {
+        OnCommit::Running {
+            queue,
+            key,
+            delta,
+            outcome,
+        } => {
             if let Some(queue) = find_live(sched, &queue) {
+                // First, since a key that runs nothing more may be forgotten.
+                if let Some(outcome) = outcome {
+                    sched.ended(queue, &stored_key(&key), outcome);
+                }
                 sched.running_delta(queue, &stored_key(&key), delta, now);
                 if sched.has_eligible(queue) {
                     wakes.push(Wake::One(queue));

@@ -1,10 +1,12 @@
 //! The counters behind the view harvest_fair.stats.
 
+use std::collections::HashMap;
+
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
 
 use crate::board::{self, shmem};
-use crate::sfq::Sched;
+use crate::sfq::{QueueId, Sched, TenantView, Waiting};
 use crate::tasks::catalog::Catalog;
 
 type StatsRow = (
@@ -23,7 +25,39 @@ type StatsRow = (
     i64,
     i64,
     i64,
+    i64,
+    i64,
+    i64,
+    i64,
+    i64,
+    i64,
+    i64,
 );
+
+/// How many keys of a queue can be claimed, are held back, or run something.
+#[derive(Clone, Copy, Default)]
+struct Keys {
+    runnable: i64,
+    capped: i64,
+    limited: i64,
+    paused: i64,
+    future: i64,
+    running: i64,
+}
+
+impl Keys {
+    fn count(&mut self, key: &TenantView<'_>) {
+        self.runnable += i64::from(key.eligible);
+        self.running += i64::from(key.running > 0);
+        match key.waiting_for {
+            Some(Waiting::Cap) => self.capped += 1,
+            Some(Waiting::Rate) => self.limited += 1,
+            Some(Waiting::Paused) => self.paused += 1,
+            Some(Waiting::Future) => self.future += 1,
+            None => {}
+        }
+    }
+}
 
 /// One row for each queue of this database that is on the board; the last five columns are of the whole board.
 #[pg_extern(sql = false)]
@@ -41,6 +75,13 @@ fn board_stats() -> Result<
             name!(keys, i64),
             name!(load_ms, f64),
             name!(waiting, i64),
+            name!(expired_leases, i64),
+            name!(runnable_keys, i64),
+            name!(capped_keys, i64),
+            name!(limited_keys, i64),
+            name!(paused_keys, i64),
+            name!(future_keys, i64),
+            name!(running_keys, i64),
             name!(bytes_per_key, i64),
             name!(max_keys, i64),
             name!(free_keys, i64),
@@ -53,13 +94,19 @@ fn board_stats() -> Result<
     let scope = Catalog::get()?.scope();
     let overflow = shmem::refused_overflow() as i64;
     let mut rows: Vec<StatsRow> = Vec::new();
+    let now = board::now();
     board::with(|sched| {
+        let mut keys: HashMap<QueueId, Keys> = HashMap::new();
+        sched.tenants(scope, now, |key| {
+            keys.entry(key.queue).or_default().count(&key);
+        });
         let free = i64::from(sched.free_keys());
         sched.queues(|queue| {
             if queue.scope != scope {
                 return;
             }
             let c = queue.counters;
+            let keys = keys.get(&queue.id).copied().unwrap_or_default();
             rows.push((
                 String::from_utf8_lossy(queue.name).into_owned(),
                 c.claims as i64,
@@ -71,6 +118,13 @@ fn board_stats() -> Result<
                 i64::from(queue.entries),
                 c.load_micros as f64 / 1_000.0,
                 i64::from(shmem::waiting(Some(queue.id))),
+                c.expired_leases as i64,
+                keys.runnable,
+                keys.capped,
+                keys.limited,
+                keys.paused,
+                keys.future,
+                keys.running,
                 Sched::bytes_per_key() as i64,
                 i64::from(shmem::max_keys()),
                 free,

@@ -2,6 +2,7 @@
 //! weight in force; and running counts.
 
 use super::node::Charged;
+use super::tally::Outcome;
 use super::tree::NIL;
 use super::{EntryId, Full, QueueId, Sched, Ticks};
 use crate::names::{FairnessKey, MAX_COST, Priority, Weight};
@@ -42,10 +43,43 @@ impl Sched<'_> {
         }
     }
 
+    /// Charges a key by hand (`fair_charge`), as [`Sched::charge_key`] does.
+    pub fn charge(
+        &mut self,
+        queue: QueueId,
+        priority: Priority,
+        key: &FairnessKey<'_>,
+        cost: f64,
+        own_weight: Option<f64>,
+        now: i64,
+    ) -> Result<Accounted, Full> {
+        let accounted = self.charge_key(queue, priority, key, cost, own_weight, now)?;
+        self.serve(self.entry_slot(accounted.entry), cost, now);
+        Ok(accounted)
+    }
+
+    /// Counts what a key was charged, or below zero given back.
+    fn serve(&mut self, slot: u32, cost: f64, now: i64) {
+        let tenant = self.entries.get(slot).tenant;
+        if tenant != NIL {
+            self.tenants.get_mut(tenant).tally.serve(cost, now);
+        }
+    }
+
+    /// A task of the key has ended so.
+    pub fn ended(&mut self, queue: QueueId, key: &FairnessKey<'_>, outcome: Outcome) {
+        let tenant = match self.queue_slot(queue) {
+            NIL => NIL,
+            queue => self.find_tenant(queue, key),
+        };
+        if tenant != NIL {
+            self.tenants.get_mut(tenant).tally.ended(outcome);
+        }
+    }
+
     /// Charges a key whose task is claimed by other means (`fair_charge`, `fair_claim_by_id`): the key joins, that is starts
     /// at the clock at least, and is charged; the clock does not move, since the task was not chosen by lag.
-    #[allow(clippy::too_many_arguments)]
-    pub fn charge(
+    pub(super) fn charge_key(
         &mut self,
         queue: QueueId,
         priority: Priority,
@@ -93,6 +127,8 @@ impl Sched<'_> {
         if slot == NIL || accounted.epoch != self.epoch() {
             return;
         }
+        let latest = self.latest_of(self.entries.get(slot).tenant);
+        self.serve(slot, -accounted.cost, latest);
         self.take_off(slot, accounted.step, accounted.group_step);
         self.counters(accounted.queue).refunds += 1;
     }
@@ -114,6 +150,7 @@ impl Sched<'_> {
             self.counters(queue).refunds += 1;
             let tenant = self.entries.get(slot).tenant;
             let latest = self.latest_of(tenant);
+            self.serve(slot, -cost, latest);
             self.return_queue_token(self.tenants.get(tenant).queue, latest);
             self.return_key_token(tenant, latest);
         }
@@ -135,6 +172,8 @@ impl Sched<'_> {
         let weight = self.weight_in_force(self.entries.get(slot).tenant, own_weight);
         let step = Ticks::step(delta_cost.abs(), weight);
         let group_step = self.group_step(slot, delta_cost.abs());
+        let latest = self.latest_of(self.entries.get(slot).tenant);
+        self.serve(slot, delta_cost, latest);
         if delta_cost < 0.0 {
             self.take_off(slot, step, group_step);
         } else {

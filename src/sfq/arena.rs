@@ -7,12 +7,13 @@ use super::bucket::Bucket;
 use super::lane::Lane;
 use super::node::{Member, Members};
 use super::policy::PolicyRec;
-use super::records::{BANDS, ByWake, Entry, FreeSlots, Header, List, QueueRec, Tenant};
+use super::records::{BANDS, ByWake, Chunk, Entry, FreeSlots, Header, List, QueueRec, Tenant};
+use super::text::MOST_CHUNKS;
 use super::tree::{Links, NIL, Nodes};
 use super::{Error, Sched};
 
 /// Written into a region when it is set up; changes with the layout of the records.
-const MAGIC: u64 = u64::from_le_bytes(*b"hfboard3");
+const MAGIC: u64 = u64::from_le_bytes(*b"hfboard4");
 
 /// Marks types whose every bit pattern, all-zero included, is a valid value.
 ///
@@ -33,6 +34,8 @@ unsafe impl Record for QueueRec {}
 unsafe impl Record for Tenant {}
 // SAFETY: `repr(C)`, integers, floats and structs of such only.
 unsafe impl Record for Entry {}
+// SAFETY: `repr(C)`, a byte array and an integer only.
+unsafe impl Record for Chunk {}
 
 /// Splits `count` records off the front of `rest`.
 fn carve<'a, T: Record>(rest: &mut &'a mut [u8], count: usize) -> Result<&'a mut [T], Error> {
@@ -282,34 +285,87 @@ impl Slot for Entry {
     }
 }
 
+impl Slot for Chunk {
+    const NEW: Chunk = Chunk::ZERO;
+
+    fn next_free(&mut self) -> &mut u32 {
+        &mut self.next
+    }
+}
+
+/// How many records of each kind a region holds.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    pub queues: u32,
+    pub keys: u32,
+    /// Room for what keys are longer than their records.
+    pub chunks: u32,
+}
+
+impl Shape {
+    /// Room for the longest keys in one of eight records.
+    pub fn new(queues: u32, keys: u32) -> Shape {
+        let chunks = keys / CHUNK_SHARE.1 * CHUNK_SHARE.0;
+        Shape {
+            queues,
+            keys,
+            chunks: chunks.max(MOST_CHUNKS as u32),
+        }
+    }
+
+    /// Room for any keys.
+    pub fn roomy(queues: u32, keys: u32) -> Shape {
+        Shape {
+            queues,
+            keys,
+            chunks: keys.saturating_mul(MOST_CHUNKS as u32),
+        }
+    }
+
+    fn of(header: &Header) -> Shape {
+        Shape {
+            queues: header.max_queues,
+            keys: header.max_keys,
+            chunks: header.max_chunks,
+        }
+    }
+}
+
 /// Heads of hash chains come in pairs, to keep what follows aligned to 8 bytes.
 fn heads(records: u32) -> usize {
     (records.max(1) as usize).saturating_add(1) & !1
 }
 
-/// Bytes of a region for so many queues and keys.
-pub fn bytes_needed(max_queues: u32, max_keys: u32) -> usize {
+/// Bytes of a region of this shape.
+pub fn bytes_needed(shape: Shape) -> usize {
     let times = |count: usize, size: usize| count.saturating_mul(size);
     let slots = |count: u32| (count as usize).saturating_add(1);
     [
         size_of::<Header>(),
-        times(slots(max_queues), size_of::<QueueRec>()),
-        times(slots(max_keys), size_of::<Tenant>()),
-        times(slots(max_keys), size_of::<Entry>()),
-        times(heads(max_queues), size_of::<u32>()),
-        times(heads(max_keys), size_of::<u32>()),
+        times(slots(shape.queues), size_of::<QueueRec>()),
+        times(slots(shape.keys), size_of::<Tenant>()),
+        times(slots(shape.keys), size_of::<Entry>()),
+        times(slots(shape.chunks), size_of::<Chunk>()),
+        times(heads(shape.queues), size_of::<u32>()),
+        times(heads(shape.keys), size_of::<u32>()),
     ]
     .into_iter()
     .fold(0, usize::saturating_add)
 }
 
-/// What one more key costs.
-pub const BYTES_PER_KEY: usize = size_of::<Tenant>() + size_of::<Entry>() + size_of::<u32>();
-const _: () = assert!(BYTES_PER_KEY <= 544);
+/// Chunks, for so many keys.
+const CHUNK_SHARE: (u32, u32) = (3, 8);
+
+/// What one more key costs, its part of the chunks included.
+pub const BYTES_PER_KEY: usize = size_of::<Tenant>()
+    + size_of::<Entry>()
+    + size_of::<Chunk>() * CHUNK_SHARE.0 as usize / CHUNK_SHARE.1 as usize
+    + size_of::<u32>();
+const _: () = assert!(BYTES_PER_KEY <= 512);
 
 /// Sets a region up: zeroes, then the header.
-pub fn init(region: &mut [u8], max_queues: u32, max_keys: u32, seed: u64) -> Result<(), Error> {
-    if region.len() < bytes_needed(max_queues, max_keys) {
+pub fn init(region: &mut [u8], shape: Shape, seed: u64) -> Result<(), Error> {
+    if region.len() < bytes_needed(shape) {
         return Err(Error::TooSmall);
     }
     region.fill(0);
@@ -320,8 +376,9 @@ pub fn init(region: &mut [u8], max_queues: u32, max_keys: u32, seed: u64) -> Res
     *header = Header {
         magic: MAGIC,
         seed,
-        max_queues,
-        max_keys,
+        max_queues: shape.queues,
+        max_keys: shape.keys,
+        max_chunks: shape.chunks,
         ..Header::ZERO
     };
     Ok(())
@@ -334,6 +391,7 @@ pub fn empty_header(header: &Header) -> Header {
         seed,
         max_queues,
         max_keys,
+        max_chunks,
         ..
     } = *header;
     Header {
@@ -341,6 +399,7 @@ pub fn empty_header(header: &Header) -> Header {
         seed,
         max_queues,
         max_keys,
+        max_chunks,
         ..Header::ZERO
     }
 }
@@ -354,13 +413,14 @@ pub fn attach(region: &mut [u8]) -> Result<Sched<'_>, Error> {
     if header.magic != MAGIC {
         return Err(Error::NotInitialised);
     }
-    let (max_queues, max_keys) = (header.max_queues, header.max_keys);
+    let shape = Shape::of(header);
     Ok(Sched {
         header,
-        queues: Pool::carve(&mut rest, max_queues as usize)?,
-        tenants: Pool::carve(&mut rest, max_keys as usize)?,
-        entries: Pool::carve(&mut rest, max_keys as usize)?,
-        queue_heads: carve(&mut rest, heads(max_queues))?,
-        tenant_heads: carve(&mut rest, heads(max_keys))?,
+        queues: Pool::carve(&mut rest, shape.queues as usize)?,
+        tenants: Pool::carve(&mut rest, shape.keys as usize)?,
+        entries: Pool::carve(&mut rest, shape.keys as usize)?,
+        chunks: Pool::carve(&mut rest, shape.chunks as usize)?,
+        queue_heads: carve(&mut rest, heads(shape.queues))?,
+        tenant_heads: carve(&mut rest, heads(shape.keys))?,
     })
 }

@@ -166,22 +166,23 @@ impl Sched<'_> {
     /// stays in the tier by itself.
     pub(super) fn join_group(&mut self, slot: u32) {
         let entry = *self.entries.get(slot);
-        let tenant = *self.tenants.get(entry.tenant);
-        let separator = self.queues.get(tenant.queue).policy.separator;
+        let queue = self.tenants.get(entry.tenant).queue;
+        let separator = self.queues.get(queue).policy.separator;
         if separator == 0 || slot == NIL || entry.group != NIL {
             return;
         }
-        let name = FairnessKey::trusted(group_name(tenant.key(), separator));
-        let mut group = self.find_group(tenant.queue, entry.tier, &name);
+        let key = self.key_text(entry.tenant).into_owned();
+        let name = FairnessKey::trusted(group_name(key.as_bytes(), separator));
+        let mut group = self.find_group(queue, entry.tier, &name);
         if group == NIL {
             // The key of the group's name must find its group, so it comes along.
-            let namesake = self.find_tenant(tenant.queue, &name);
+            let namesake = self.find_tenant(queue, &name);
             let places = self.tenants.get(namesake).entries;
             let namesake = *places.get(usize::from(entry.tier)).unwrap_or(&NIL);
             if self.entries.get(namesake).member.is_eligible() {
                 return;
             }
-            group = self.new_group(tenant.queue, entry.tier, &name);
+            group = self.new_group(queue, entry.tier, &name);
             if group != NIL && namesake != NIL && namesake != slot {
                 self.enter_group(namesake, group);
             }
@@ -300,7 +301,7 @@ impl Sched<'_> {
             entry.member.pass
         };
         Some(GroupView {
-            name: FairnessKey::trusted(self.tenants.get(entry.tenant).key()),
+            name: self.key_text(entry.tenant),
             weight: self.group_weight(slot),
             pass: entry.member.pass,
             clock: node.clock(),

@@ -70,6 +70,9 @@ impl Sched<'_> {
         target
             .entries
             .copy_from(&self.entries, &self.header.free_entries);
+        target
+            .chunks
+            .copy_from(&self.chunks, &self.header.free_chunks);
         for (to, from) in [
             (&mut *target.queue_heads, &*self.queue_heads),
             (&mut *target.tenant_heads, &*self.tenant_heads),
@@ -129,7 +132,7 @@ impl Sched<'_> {
                     stamp,
                 },
                 KeyView {
-                    key: FairnessKey::trusted(tenant.key()),
+                    key: self.key_text(slot),
                     running: tenant.running,
                     changes: tenant.running_changes,
                     in_flight,

@@ -6,12 +6,23 @@ use super::arena::{Idle, OfQueue};
 use super::records::{DIRTY, Entry, FRESH, GROUP, IDLE, TIMED};
 use super::tree::NIL;
 use super::{EntryId, Full, QueueId, QueueState, Sched, Ticks, chain_of};
-use crate::names::{FairnessKey, MAX_KEY_BYTES, Priority};
+use crate::names::{FairnessKey, Priority};
 
 /// How many of the longest idle entries are looked at for one without debt, before one with debt is evicted.
 const EVICTION_CHOICE: usize = 16;
 /// How many are looked at for one whose eviction frees its key's record too.
 const EVICTION_REACH: usize = 1024;
+
+/// What is missing on a full board.
+#[derive(Clone, Copy)]
+enum Room {
+    /// A slot for a key in a tier.
+    Entry,
+    /// A key's record: one whose key has nothing else to remember.
+    Key,
+    /// Such a record of a long key.
+    Text,
+}
 
 impl Sched<'_> {
     fn key_hash(&self, queue: u32, key: &[u8]) -> u32 {
@@ -49,7 +60,8 @@ impl Sched<'_> {
             .unwrap_or(NIL);
         while slot != NIL {
             let tenant = self.tenants.get(slot);
-            if tenant.hash == hash && tenant.queue == queue && tenant.key() == key.as_bytes() {
+            if tenant.hash == hash && tenant.queue == queue && self.has_key(tenant, key.as_bytes())
+            {
                 break;
             }
             slot = tenant.chain;
@@ -73,26 +85,25 @@ impl Sched<'_> {
         if found != NIL {
             return Ok(found);
         }
-        if key.as_bytes().len() > MAX_KEY_BYTES {
-            return Err(Full::Keys);
-        }
         let mut slot = self.header.free_tenants.take(&mut self.tenants);
-        if slot == NIL && self.evict(true) {
+        if slot == NIL && self.evict(Room::Key) {
             slot = self.header.free_tenants.take(&mut self.tenants);
         }
-        if slot == NIL {
+        let written = match slot {
+            NIL => Err(Full::Keys),
+            slot => self.write_key(slot, key.as_bytes()),
+        };
+        if let Err(full) = written {
+            if slot != NIL {
+                self.header.free_tenants.give_back(&mut self.tenants, slot);
+            }
             self.queues.get_mut(queue).counters.full_rejections += 1;
-            return Err(Full::Keys);
+            return Err(full);
         }
         let hash = self.key_hash(queue, key.as_bytes());
         let tenant = self.tenants.get_mut(slot);
         tenant.queue = queue;
         tenant.hash = hash;
-        let bytes = key.as_bytes();
-        if let Some(place) = tenant.key.get_mut(..bytes.len()) {
-            place.copy_from_slice(bytes);
-            tenant.key_len = bytes.len() as u16;
-        }
         if let Some(head) = chain_of(self.tenant_heads, hash) {
             tenant.chain = std::mem::replace(head, slot);
         }
@@ -115,7 +126,8 @@ impl Sched<'_> {
         let needs_record = self.find_tenant(queue, key) == NIL
             && self.header.free_tenants.in_use == self.tenants.capacity();
         let mut slot = self.header.free_entries.take(&mut self.entries);
-        if slot == NIL && self.evict(needs_record) {
+        let room = if needs_record { Room::Key } else { Room::Entry };
+        if slot == NIL && self.evict(room) {
             slot = self.header.free_entries.take(&mut self.entries);
         }
         if slot == NIL {
@@ -186,9 +198,14 @@ impl Sched<'_> {
         }
     }
 
+    /// Makes room for the text of a long key.
+    pub(super) fn evict_long_key(&mut self) -> bool {
+        self.evict(Room::Text)
+    }
+
     /// Makes room by dropping an idle entry: the longest idle one without debt among the first few, else the longest
-    /// idle one. `whole_key`: one whose key has nothing else to remember.
-    fn evict(&mut self, whole_key: bool) -> bool {
+    /// idle one.
+    fn evict(&mut self, room: Room) -> bool {
         let mut fallback = NIL;
         let mut chosen = NIL;
         let mut slot = self.header.idle.first;
@@ -197,7 +214,7 @@ impl Sched<'_> {
                 break;
             }
             let entry = self.entries.get(slot);
-            if !whole_key || self.is_all_of_its_key(entry) {
+            if self.makes(room, entry) {
                 if entry.member.pass <= self.node_of(slot).clock() {
                     chosen = slot;
                     break;
@@ -235,6 +252,17 @@ impl Sched<'_> {
         };
         let entries = free(self.header.free_entries.in_use, idle);
         entries.min(free(self.header.free_tenants.in_use, whole))
+    }
+
+    /// Whether dropping an entry would make such room.
+    fn makes(&self, room: Room, entry: &Entry) -> bool {
+        match room {
+            Room::Entry => true,
+            Room::Key => self.is_all_of_its_key(entry),
+            Room::Text => {
+                self.tenants.get(entry.tenant).more != NIL && self.is_all_of_its_key(entry)
+            }
+        }
     }
 
     fn is_all_of_its_key(&self, entry: &Entry) -> bool {
@@ -305,6 +333,7 @@ impl Sched<'_> {
                 self.tenants.get_mut(at).chain = next;
             }
         }
+        self.free_text(slot);
         self.header.free_tenants.give_back(&mut self.tenants, slot);
     }
 
@@ -342,7 +371,7 @@ impl Sched<'_> {
             if entry.is(IDLE) && tenant.running == 0 && expired {
                 count += 1;
                 if let Some(&priority) = Priority::ALL.get(usize::from(entry.tier)) {
-                    gone.push((priority, FairnessKey::trusted(tenant.key()).into_owned()));
+                    gone.push((priority, self.key_text(entry.tenant).into_owned()));
                 }
                 if !preview {
                     self.free_entry(slot);

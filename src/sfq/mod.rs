@@ -10,6 +10,8 @@
 //! | `node` | one ordered set with its clock: join, claim, charge, undo |
 //! | `lane` | what is believed about one lane, and on what evidence |
 //! | `records`, `arena` | the records, and the byte region seen as such |
+//! | `text` | the text of keys |
+//! | `tally` | what has happened to a key: counts, served cost, waits |
 //! | `queue` | queues: find, open, drop, settings, counters |
 //! | `keys` | keys of a queue and their entries in its tiers: find, create, evict, forget |
 //! | `wake` | which entries are eligible now, and when the sleeping ones wake |
@@ -22,6 +24,7 @@
 //! | `gate` | caps and rate limits: which keys are held back |
 //! | `policy` | the settings of a queue |
 //! | `upkeep` | what the keeper of a board needs besides claims |
+//! | `tenants` | what an observer sees of keys, over all their priorities |
 //! | `view` | what an observer sees, and the check of all invariants |
 //! | `inspect` | a copy of the board, to be compared with the tables |
 //! | `preview` | the next claims, without claiming |
@@ -30,7 +33,8 @@
 //!
 //! Every function is total: no input, and no stale id, can make it panic. A stale id (its slot has been freed or the
 //! board wiped) is answered as if its queue or key did not exist. Nothing allocates but into buffers of the caller, except
-//! where groups are listed: a change of the separator, the end of a load, a rebase, the check.
+//! where groups are listed: a change of the separator, the end of a load, a rebase, the check; and for the text of a key
+//! that is longer than its record holds.
 //! Unless said otherwise a call costs O(log K) for K keys.
 
 // The extension uses one part of this API, the tests another.
@@ -55,6 +59,9 @@ mod policy;
 mod preview;
 mod queue;
 mod records;
+mod tally;
+mod tenants;
+mod text;
 mod ticks;
 pub mod tree;
 mod upkeep;
@@ -74,13 +81,15 @@ pub use policy::Policy;
 pub use preview::{Aside, Copied, CopyBuffer, preview};
 pub use queue::{QueueState, QueueView};
 pub use records::Counters;
+pub use tally::{Outcome, Tally};
+pub use tenants::TenantView;
 pub use ticks::Ticks;
 pub use upkeep::{OpenLane, RunningCount};
 pub use view::{DirtyEntry, EntryView, GroupView, Usage, Waiting};
 pub use wake::Noted;
 
-use arena::Pool;
-use records::{Entry, Header, QueueRec, Tenant};
+use arena::{Pool, Shape};
+use records::{Chunk, Entry, Header, QueueRec, Tenant};
 
 /// Why a region cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,6 +183,7 @@ pub struct Sched<'a> {
     queues: Pool<'a, QueueRec>,
     tenants: Pool<'a, Tenant>,
     entries: Pool<'a, Entry>,
+    chunks: Pool<'a, Chunk>,
     /// First queue of each hash chain.
     queue_heads: &'a mut [u32],
     /// First tenant of each hash chain.
@@ -183,7 +193,7 @@ pub struct Sched<'a> {
 impl<'a> Sched<'a> {
     /// Bytes of a region for so many queues and keys; `usize::MAX` if that cannot be counted.
     pub fn bytes_needed(max_queues: u32, max_keys: u32) -> usize {
-        arena::bytes_needed(max_queues, max_keys)
+        arena::bytes_needed(Shape::new(max_queues, max_keys))
     }
 
     /// What one more key costs, in bytes.
@@ -193,8 +203,12 @@ impl<'a> Sched<'a> {
 
     /// Sets up a region, whatever it held, and attaches to it. O(its size).
     pub fn init(region: &'a mut [u8], max_queues: u32, max_keys: u32) -> Result<Self, Error> {
+        Self::init_shaped(region, Shape::new(max_queues, max_keys))
+    }
+
+    fn init_shaped(region: &'a mut [u8], shape: Shape) -> Result<Self, Error> {
         let seed = RandomState::new().build_hasher().finish();
-        arena::init(region, max_queues, max_keys, seed)?;
+        arena::init(region, shape, seed)?;
         arena::attach(region)
     }
 
@@ -218,6 +232,7 @@ impl<'a> Sched<'a> {
         self.queues.clear();
         self.tenants.clear();
         self.entries.clear();
+        self.chunks.clear();
         self.queue_heads.fill(0);
         self.tenant_heads.fill(0);
     }

@@ -19,8 +19,7 @@ impl Sched<'_> {
     /// The key of a pick, for the caller to look for its rows; `None` if the pick is stale.
     pub fn key_of(&self, pick: &Pick) -> Option<FairnessKey<'_>> {
         let slot = self.live(pick.epoch, pick.entry);
-        (slot != NIL)
-            .then(|| FairnessKey::trusted(self.tenants.get(self.entries.get(slot).tenant).key()))
+        (slot != NIL).then(|| self.key_text(self.entries.get(slot).tenant))
     }
 
     /// The expected row has been locked. `clean`: no row from `pick.cursor` on is held by somebody else. `next`:
@@ -63,6 +62,10 @@ impl Sched<'_> {
         }
         self.land(slot);
         self.counters(charge.queue).claims += 1;
+        let tenant = self.entries.get(slot).tenant;
+        let waited = charge.at.saturating_sub(charge.row.pos.due);
+        let tally = &mut self.tenants.get_mut(tenant).tally;
+        tally.claimed(waited, charge.served(), now);
         self.settle_idle(slot, now);
     }
 

@@ -210,16 +210,13 @@ impl Sched<'_> {
     pub fn take_dirty(&mut self, queue: QueueId, out: &mut Vec<DirtyEntry>, max: usize) {
         let queue = self.queue_slot(queue);
         for _ in 0..max {
-            let record = self.queues.get_mut(queue);
-            let slot = record.entries.first;
-            let entry = self.entries.get_mut(slot);
+            let slot = self.queues.get(queue).entries.first;
+            let entry = *self.entries.get(slot);
             if queue == NIL || slot == NIL || !entry.is(DIRTY) {
                 return;
             }
-            entry.set(DIRTY, false);
-            record.dirty_count -= 1;
             if let Some(&priority) = Priority::ALL.get(usize::from(entry.tier)) {
-                let key = FairnessKey::trusted(self.tenants.get(entry.tenant).key()).into_owned();
+                let key = self.key_text(entry.tenant).into_owned();
                 let (pass, last_start) = (entry.member.pass, entry.member.last_start);
                 out.push(DirtyEntry {
                     priority,
@@ -228,6 +225,9 @@ impl Sched<'_> {
                     last_start,
                 });
             }
+            self.entries.get_mut(slot).set(DIRTY, false);
+            let record = self.queues.get_mut(queue);
+            record.dirty_count -= 1;
             record.entries.remove::<OfQueue>(&mut self.entries, slot);
             record.entries.push_back::<OfQueue>(&mut self.entries, slot);
         }

@@ -59,6 +59,8 @@ pub struct Pick {
     pub lag: Ticks,
     /// The weight in force.
     pub weight: f64,
+    /// When it was picked.
+    pub at: i64,
     pub(super) charged: Option<Charged>,
     pub(super) group_charged: Option<Charged>,
     pub(super) taken: Taken,
@@ -87,6 +89,8 @@ impl Pick {
             group_step: self
                 .group_charged
                 .map_or(Ticks::ZERO, |charged| charged.step),
+            cost: self.cost,
+            at: self.at,
         }
     }
 }
@@ -102,6 +106,21 @@ pub struct Charge {
     pub step: Ticks,
     /// What the key's group was charged; zero if it has none.
     pub group_step: Ticks,
+    /// The cost that was charged.
+    pub cost: f64,
+    /// When it was claimed.
+    pub at: i64,
+}
+
+impl Charge {
+    /// What the key was served: where nothing is charged, each claim counts for 1.
+    pub(super) fn served(&self) -> f64 {
+        if self.step == Ticks::ZERO {
+            1.0
+        } else {
+            self.cost
+        }
+    }
 }
 
 /// What a search for the next lane came to.
@@ -364,6 +383,7 @@ impl Sched<'_> {
             clock,
             lag: start.minus(clock),
             weight,
+            at: now,
             charged,
             group_charged,
             taken,

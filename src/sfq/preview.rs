@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 
+use super::arena::{Shape, bytes_needed};
 use super::claim::{self, Board, Claimed, Locked, Rows, claim};
 use super::fetched::Memory;
 use super::lane::{Lane, Row, RowPos};
@@ -83,13 +84,14 @@ impl Sched<'_> {
             keys = source.eligible.saturating_mul(2);
         }
         let keys = keys.saturating_add(u32::try_from(room).unwrap_or(u32::MAX));
-        let bytes = Sched::bytes_needed(1, keys).saturating_add(align_of::<u64>());
+        let shape = Shape::roomy(1, keys);
+        let bytes = bytes_needed(shape).saturating_add(align_of::<u64>());
         buffer.0.clear();
         buffer.0.resize(bytes, 0);
         let start = buffer.0.as_ptr().align_offset(align_of::<u64>());
         let region = buffer.0.get_mut(start..).unwrap_or_default();
         let mut copied = Copied {
-            sched: Sched::init(region, 1, keys)?,
+            sched: Sched::init_shaped(region, shape)?,
             queue: QueueId {
                 slot: NIL,
                 stamp: 0,
@@ -150,7 +152,7 @@ impl Sched<'_> {
 impl Copied<'_> {
     fn adopt(&mut self, source: &Sched<'_>, priority: Priority, slot: u32) {
         let entry = source.entries.get(slot);
-        let key = FairnessKey::trusted(source.tenants.get(entry.tenant).key());
+        let key = source.key_text(entry.tenant);
         let (queue, latest) = (self.queue.slot, source.latest_of(entry.tenant));
         let Ok(copy) = self.sched.entry_or_new(queue, priority, &key, latest) else {
             return;
@@ -206,7 +208,7 @@ impl Copied<'_> {
         if slot == NIL || entry.member.is_eligible() {
             return;
         }
-        let key = FairnessKey::trusted(source.tenants.get(entry.tenant).key());
+        let key = source.key_text(entry.tenant);
         let (queue, latest) = (self.queue.slot, source.latest_of(entry.tenant));
         if self.sched.find_entry(queue, priority, &key) != NIL {
             return;

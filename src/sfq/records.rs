@@ -5,10 +5,17 @@ use super::bucket::Bucket;
 use super::lane::Lane;
 use super::node::{Member, Node};
 use super::policy::PolicyRec;
+use super::tally::Tally;
 use super::tree::{Links, Tree};
-use crate::names::{MAX_KEY_BYTES, Priority};
+use crate::names::Priority;
 
 pub const BANDS: usize = 2;
+/// Bytes of a key that stand in its record.
+pub const KEY_IN_RECORD: usize = 96;
+/// Bytes of a key in one chunk.
+pub const CHUNK_TEXT: usize = 60;
+/// Buckets of waits: below 1 ms, then each up to twice the one before, the last one from 18.6 hours on.
+pub const WAIT_BUCKETS: usize = 28;
 
 /// How far a new queue's `new_start` rows stand back, in microseconds.
 pub const DEFAULT_HANDICAP: i64 = 30_000_000;
@@ -56,6 +63,9 @@ pub struct Header {
     pub free_queues: FreeSlots,
     pub free_tenants: FreeSlots,
     pub free_entries: FreeSlots,
+    pub free_chunks: FreeSlots,
+    pub max_chunks: u32,
+    pub pad: u32,
 }
 
 /// One priority of one queue.
@@ -146,7 +156,19 @@ pub struct Tenant {
     pub key_len: u16,
     /// Grows with each change of `running`, so that a count read from the table can be known to be out of date.
     pub running_changes: u16,
-    pub key: [u8; MAX_KEY_BYTES],
+    /// Where a key goes on that is longer than its record holds.
+    pub more: u32,
+    pub key: [u8; KEY_IN_RECORD],
+    pub tally: Tally,
+}
+
+/// Part of the text of a key that does not fit into its record.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Chunk {
+    pub text: [u8; CHUNK_TEXT],
+    /// The next part; next free slot while unused.
+    pub next: u32,
 }
 
 /// One key in one tier.
@@ -216,12 +238,6 @@ impl Tenant {
     pub fn set_running(&mut self, running: i32) {
         self.running = running;
         self.running_changes = self.running_changes.wrapping_add(1);
-    }
-
-    pub fn key(&self) -> &[u8] {
-        self.key
-            .get(..usize::from(self.key_len))
-            .unwrap_or_default()
     }
 
     pub fn has_entries(&self) -> bool {

@@ -55,7 +55,7 @@ impl Sched<'_> {
         }
         let tenant = self.find_tenant(self.queue_slot(queue), key);
         let cost = self.cost_of(tenant);
-        let accounted = self.charge(queue, priority, key, cost, row.weight, now)?;
+        let accounted = self.charge_key(queue, priority, key, cost, row.weight, now)?;
         let slot = self.entry_slot(accounted.entry);
         if slot != NIL {
             let entry = self.entries.get_mut(slot);
@@ -73,6 +73,8 @@ impl Sched<'_> {
             row,
             step: accounted.step,
             group_step: accounted.group_step,
+            cost,
+            at: now,
         };
         Ok((accounted, charge))
     }
@@ -257,7 +259,7 @@ impl Sched<'_> {
             let entry = self.entries.get(slot);
             let tenant = self.tenants.get(entry.tenant);
             if tenant.running != 0 {
-                running.push(FairnessKey::trusted(tenant.key()).as_str().to_owned());
+                running.push(self.key_text(entry.tenant).as_str().to_owned());
             }
             slot = entry.siblings.next;
         }

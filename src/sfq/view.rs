@@ -4,6 +4,7 @@ use super::gate::{Gate, gate_of};
 use super::group::group_name;
 use super::lane::Lane;
 use super::records::{DIRTY, Entry, GROUP, IDLE, QueueRec, TIMED, Tenant};
+use super::text::chunks_for;
 use super::tree::NIL;
 use super::wake::{Survey, survey};
 use super::{EntryId, QueueId, Sched, Ticks};
@@ -37,17 +38,17 @@ pub struct EntryView<'s> {
     pub dirty: bool,
 }
 
-/// Why a key with rows is not eligible.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Why a key with rows is not eligible. Of a key with rows in several priorities, the last of these that holds says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Waiting {
-    /// The queue is paused.
-    Paused,
-    /// The key is at its cap of running tasks.
-    Cap,
-    /// The key or the queue has no token.
-    Rate,
     /// Its rows are not due yet.
     Future,
+    /// The key or the queue has no token.
+    Rate,
+    /// The key is at its cap of running tasks.
+    Cap,
+    /// The queue is paused.
+    Paused,
 }
 
 impl Waiting {
@@ -141,7 +142,7 @@ impl Sched<'_> {
             .filter(|lane| lane.is_open());
         Some(EntryView {
             priority: *Priority::ALL.get(usize::from(entry.tier))?,
-            key: FairnessKey::trusted(tenant.key()),
+            key: self.key_text(entry.tenant),
             weight: self.weight_in_force(entry.tenant, front.and_then(Lane::own_weight)),
             pass: entry.member.pass,
             last_start: entry.member.last_start,
@@ -304,9 +305,10 @@ impl Sched<'_> {
             if key.group == group {
                 count += 1;
                 eligible += u32::from(key.member.is_eligible());
-                let name = self.tenants.get(key.tenant).key();
-                let of_group = self.tenants.get(entry.tenant).key();
-                if key.tier != entry.tier || group_name(name, queue.policy.separator) != of_group {
+                let name = self.key_text(key.tenant);
+                let name = group_name(name.as_bytes(), queue.policy.separator);
+                let of_group = self.key_text(entry.tenant);
+                if key.tier != entry.tier || name != of_group.as_bytes() {
                     return Err(format!("entry {at} belongs elsewhere"));
                 }
             }
@@ -380,13 +382,18 @@ impl Sched<'_> {
     }
 
     fn check_tenants(&self) -> Result<(), String> {
-        let (mut used, mut chained) = (0, 0);
+        let (mut used, mut chained, mut chunks) = (0, 0, 0);
         for slot in self.tenants.slots(&self.header.free_tenants) {
             let tenant = self.tenants.get(slot);
             if tenant.queue == NIL {
                 continue;
             }
             used += 1;
+            let parts = chunks_for(tenant.key_len.into());
+            if self.chunks_of(tenant) != parts {
+                return Err(format!("the key of record {slot} is cut off"));
+            }
+            chunks += parts as u32;
             if !tenant.has_entries() && tenant.weight.is_nan() && tenant.running == 0 {
                 return Err(format!("key record {slot} is kept for nothing"));
             }
@@ -398,13 +405,14 @@ impl Sched<'_> {
                 at = self.tenants.get(at).chain;
             }
         }
+        equal("chunks in use", self.header.free_chunks.in_use, chunks)?;
         equal("key records in use", self.header.free_tenants.in_use, used)?;
         equal("key records in hash chains", chained, used)
     }
 }
 
 /// Why a key is not eligible, as of the last [`Sched::advance`].
-fn waiting_for(queue: &QueueRec, tenant: &Tenant, entry: &Entry) -> Option<Waiting> {
+pub(super) fn waiting_for(queue: &QueueRec, tenant: &Tenant, entry: &Entry) -> Option<Waiting> {
     let Survey { front, wake } = survey(entry, &queue.policy, queue.latest);
     if front.is_none() {
         return (wake != i64::MAX).then_some(Waiting::Future);

@@ -15,7 +15,7 @@ use crate::board::{OnCommit, QueueRef, effects, now, stored_priority};
 use crate::config;
 use crate::errors::Error;
 use crate::names::{FairnessKey, NameError, Priority, QueueName, Weight};
-use crate::sfq::{Row, RowPos};
+use crate::sfq::{Outcome, Row, RowPos};
 use crate::trigger::{self, Operation, OwnStatements};
 
 thread_local! {
@@ -62,7 +62,7 @@ fn admit(data: &pg_sys::TriggerData) -> Result<pg_sys::HeapTuple, Error> {
         let (tuple, row) = resolve(data.tg_trigtuple, descriptor, row, &catalog, true)?;
         note(&catalog, &row);
         if row.is(catalog.running) {
-            count(&catalog, &row, 1);
+            count(&catalog, &row, 1, None);
             note_lease(&catalog, &row);
         }
         return Ok(tuple);
@@ -77,7 +77,7 @@ fn admit(data: &pg_sys::TriggerData) -> Result<pg_sys::HeapTuple, Error> {
     let old = Fields::of(data.tg_trigtuple, descriptor);
     if operation == Operation::Delete {
         if old.is(catalog.running) {
-            count(&catalog, &old, -1);
+            count(&catalog, &old, -1, None);
         }
         return Ok(data.tg_trigtuple);
     }
@@ -87,10 +87,10 @@ fn admit(data: &pg_sys::TriggerData) -> Result<pg_sys::HeapTuple, Error> {
     let moved = old.queue() != new.queue() || old.key() != new.key();
     let (was, is) = (old.is(catalog.running), new.is(catalog.running));
     if was && (!is || moved) {
-        count(&catalog, &old, -1);
+        count(&catalog, &old, -1, outcome(&catalog, &old, &new));
     }
     if is && (!was || moved) {
-        count(&catalog, &new, 1);
+        count(&catalog, &new, 1, None);
     }
     if is && old.lease_until() != new.lease_until() {
         note_lease(&catalog, &new);
@@ -98,12 +98,24 @@ fn admit(data: &pg_sys::TriggerData) -> Result<pg_sys::HeapTuple, Error> {
     Ok(tuple)
 }
 
-/// Tells the board at commit that a key has one running task more or less.
-fn count(catalog: &Catalog, row: &Fields, delta: i32) {
+/// How an attempt has come to its end. One that is put back without being counted was released, and came to none.
+fn outcome(catalog: &Catalog, old: &Fields, new: &Fields) -> Option<Outcome> {
+    if new.is(catalog.completed) {
+        Some(Outcome::Completed)
+    } else if new.is(catalog.failed) || new.is(catalog.pending) && new.attempt() >= old.attempt() {
+        Some(Outcome::Failed)
+    } else {
+        None
+    }
+}
+
+/// Tells the board at commit that a key has one running task more or less, and how the attempt of one that ended.
+fn count(catalog: &Catalog, row: &Fields, delta: i32, outcome: Option<Outcome>) {
     effects::on_commit(OnCommit::Running {
         queue: row.queue_ref(catalog),
         key: row.key().to_owned(),
         delta,
+        outcome,
     });
 }
 
@@ -391,6 +403,10 @@ impl Fields {
 
     fn parent_id(&self) -> Option<i64> {
         self.get(column::PARENT_ID)
+    }
+
+    fn attempt(&self) -> i32 {
+        self.get(column::ATTEMPT).unwrap_or(0)
     }
 
     fn max_attempts(&self) -> i32 {

@@ -80,6 +80,7 @@ pub struct Catalog {
     pub primary: pg_sys::Oid,
     pub pending: pg_sys::Oid,
     pub running: pg_sys::Oid,
+    pub completed: pg_sys::Oid,
     pub failed: pg_sys::Oid,
     pub cancelled: pg_sys::Oid,
 }
@@ -231,6 +232,7 @@ impl Catalog {
             primary: index(c"task_pkey", schema)?,
             pending: label(c"pending")?,
             running: label(c"running")?,
+            completed: label(c"completed")?,
             failed: label(c"failed")?,
             cancelled: label(c"cancelled")?,
         };

@@ -265,3 +265,13 @@ pub static CLEAR_WEIGHTS: Statement = Statement {
           RETURNING w.queue, w.fairness_key, w.weight, w.reason, w.updated_by, w.updated_at",
     args: &[TEXT],
 };
+
+/// The pending tasks of each key of a queue: due, and due later.
+pub static BACKLOG: Statement = Statement {
+    sql: "SELECT fairness_key, \
+          pg_catalog.count(*) FILTER (WHERE scheduled_at OPERATOR(pg_catalog.<=) pg_catalog.statement_timestamp()), \
+          pg_catalog.count(*) FILTER (WHERE scheduled_at OPERATOR(pg_catalog.>) pg_catalog.statement_timestamp()) \
+          FROM harvest_fair.task WHERE queue OPERATOR(pg_catalog.=) $1 AND state OPERATOR(pg_catalog.=) 'pending' \
+          GROUP BY fairness_key",
+    args: &[TEXT],
+};

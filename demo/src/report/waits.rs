@@ -65,9 +65,11 @@ pub fn figure(comparison: &Comparison, scale: &Scale) -> String {
         let median = |user: &User| comparison.waits_of(*user).off.median;
         median(b).total_cmp(&median(a))
     });
-    let slot = (right - LEFT) / comparison.users.len().max(1) as f64;
     let heaviest = comparison.heaviest().len();
+    // One place stays empty between the two kinds.
+    let slot = (right - LEFT) / (comparison.users.len() + 1) as f64;
     for (place, &(user, tasks)) in comparison.heaviest().iter().chain(&others).enumerate() {
+        let place = place + usize::from(place >= heaviest);
         let x = LEFT + slot * (place as f64 + 0.5);
         let waits = comparison.waits_of(user);
         drawing.begin_group(&format!(
@@ -101,7 +103,7 @@ pub fn figure(comparison: &Comparison, scale: &Scale) -> String {
     }
     drawing.line("base", (LEFT, bottom), (right, bottom));
 
-    let split = LEFT + slot * heaviest as f64;
+    let split = LEFT + slot * (heaviest as f64 + 0.5);
     drawing.line("split", (split, TOP - 6.0), (split, bottom + 40.0));
     let under = bottom + 38.0;
     drawing.text(

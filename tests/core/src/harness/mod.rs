@@ -14,6 +14,14 @@ pub const SECOND: i64 = 1_000_000;
 /// From the least to the greatest, and some that divide each other badly.
 pub const WEIGHTS: [f64; 8] = [0.001, 0.1, 0.5, 1.0, 2.0, 3.0, 7.0, 1000.0];
 
+/// A key, of group "a" if `/` separates them, that is as long as a key may be, and so goes on outside of its record.
+pub const LONG_KEY: &str = concat!(
+    "a/0123456789012345678901234567890123456789012345678901234567890123",
+    "456789012345678901234567890123456789012345678901234567890123456789",
+    "012345678901234567890123456789012345678901234567890123456789012345",
+    "6789012345678901234567890123456789012345678901234567ääÄ",
+);
+
 /// A board whose lock nobody else wants.
 pub struct MemoryBoard {
     bytes: Vec<u8>,

@@ -60,6 +60,12 @@ impl Shop {
         shop
     }
 
+    /// Ends the load of the queue: only then is it shown to observers.
+    pub fn load(&mut self) {
+        let queue = self.queue;
+        self.board.sched().finish_load(queue);
+    }
+
     pub fn configure(&mut self, policy: Policy) {
         let (queue, now) = (self.queue, self.now);
         self.board.sched().set_policy(queue, &policy, now);

@@ -1,10 +1,10 @@
 //! What may happen in a history.
 
-use harvest_fair_core_tests::harness::{SECOND, WEIGHTS};
+use harvest_fair_core_tests::harness::{LONG_KEY, SECOND, WEIGHTS};
 use harvest_fair_core_tests::model;
 use proptest::prelude::*;
 
-pub const KEYS: [&str; 6] = ["", "a", "b", "a/x", "a/y", "b/x"];
+pub const KEYS: [&str; 6] = ["", "a", "b", "a/x", LONG_KEY, "b/x"];
 
 #[derive(Clone, Debug)]
 pub enum Op {

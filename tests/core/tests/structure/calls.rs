@@ -1,6 +1,6 @@
 //! Any calls in any order.
 
-use harvest_fair_core_tests::harness::{MemoryBoard, cases, key, priority, row};
+use harvest_fair_core_tests::harness::{LONG_KEY, MemoryBoard, cases, key, priority, row};
 use harvest_fair_core_tests::names::QueueName;
 use harvest_fair_core_tests::sfq::{LaneRef, Next, Order, Pick, QueueId, Ticks};
 use proptest::prelude::*;
@@ -35,7 +35,7 @@ proptest! {
 
 fn one_call(board: &mut MemoryBoard, queues: &mut Vec<QueueId>, picks: &mut Vec<Pick>, call: Call) {
     let (what, time, number, choice) = call;
-    let names = ["", "a", "b", "c", "d", "e"];
+    let names = ["", "a", "b", LONG_KEY, &LONG_KEY[1..], "e"];
     let name = key(names[usize::from(choice) % names.len()]);
     let tier = priority(1 + choice % 5);
     let queue = queues[usize::from(choice / 7) % queues.len()];

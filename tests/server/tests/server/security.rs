@@ -44,7 +44,7 @@ impl Drop for Role<'_> {
 }
 
 /// Calls that the bundles are made for, with the bundles that may make them. `$id` and `$lease` are of a running task.
-const CALLS: [(&str, &[&str]); 23] = [
+const CALLS: [(&str, &[&str]); 25] = [
     (
         "SELECT fair_enqueue('q', fairness_key => 'A')",
         &["producer"],
@@ -77,6 +77,8 @@ const CALLS: [(&str, &[&str]); 23] = [
     ("SELECT * FROM fair_state('q')", &["admin"]),
     ("SELECT * FROM harvest_fair.check()", &["admin"]),
     ("SELECT * FROM harvest_fair.stats", &["admin"]),
+    ("SELECT * FROM harvest_fair.tenant_stats", &["admin"]),
+    ("SELECT * FROM fair_chart('q')", &["admin"]),
     ("SELECT * FROM harvest_fair.task", &["admin"]),
     ("SELECT * FROM harvest_fair.weight", &["admin"]),
     ("SELECT * FROM harvest_fair.audit", &["admin"]),
@@ -339,6 +341,8 @@ fn a_hostile_search_path_changes_nothing() {
         "SELECT fair_charge('q', 'C', '1', '3'::smallint)",
         "SELECT * FROM fair_state()",
         "SELECT * FROM harvest_fair.stats",
+        "SELECT * FROM harvest_fair.tenant_stats",
+        "SELECT * FROM fair_chart('q')",
         "SELECT fair_cancel('4711')",
         "SELECT fair_retry('4711')",
     ] {

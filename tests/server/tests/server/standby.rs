@@ -54,7 +54,12 @@ fn a_promoted_standby_goes_on_where_the_primary_was() {
     );
     assert_eq!(running, 40);
     // What is looked at there must not be on the board when the standby is promoted.
-    for call in ["fair_state('q')", "fair_lag('q')", "fair_prune('q')"] {
+    for call in [
+        "fair_state('q')",
+        "fair_lag('q')",
+        "fair_chart('q')",
+        "fair_prune('q')",
+    ] {
         let (function, _) = call.split_once('(').unwrap();
         let sql = format!("SELECT FROM {call}");
         expect_error(
@@ -66,6 +71,7 @@ fn a_promoted_standby_goes_on_where_the_primary_was() {
         );
     }
     execute(&mut reader, "SELECT * FROM harvest_fair.stats");
+    execute(&mut reader, "SELECT * FROM harvest_fair.tenant_stats");
 
     drop(client);
     primary.stop(Shutdown::Immediate);
