@@ -18,8 +18,6 @@ const LIFETIME: i64 = 1_000_000;
 
 /// What a session remembers of the lanes that it has looked at. `H` names a row version.
 pub struct Memory<H> {
-    /// Of the board that the lanes belong to.
-    epoch: u64,
     index: HashMap<LaneRef, usize>,
     lanes: Vec<Fetched<H>>,
 }
@@ -42,7 +40,6 @@ pub(super) struct Fetched<H> {
 impl<H> Default for Memory<H> {
     fn default() -> Self {
         Memory {
-            epoch: 0,
             index: HashMap::new(),
             lanes: Vec::new(),
         }
@@ -53,21 +50,14 @@ impl<H> Memory<H> {
     /// Makes room, between two calls.
     pub(super) fn begin(&mut self) {
         if self.lanes.len() >= LANES {
-            self.forget();
+            self.index.clear();
+            self.lanes.clear();
         }
     }
 
-    fn forget(&mut self) {
-        self.index.clear();
-        self.lanes.clear();
-    }
-
-    /// Where the lane of a pick stands; `lane` names it if it is not known yet.
+    /// Where the lane of a pick stands; `lane` names it if it is not known yet. (The number of an entry is never given again,
+    /// not even after the board was wiped.)
     pub(super) fn place(&mut self, pick: &Pick, now: i64, lane: impl FnOnce() -> Lane) -> usize {
-        if pick.epoch != self.epoch {
-            self.forget();
-            self.epoch = pick.epoch;
-        }
         let next = self.lanes.len();
         let at = *self.index.entry(pick.lane()).or_insert(next);
         if at == next {

@@ -1,6 +1,6 @@
 //! The life of a task in the table: admitted, claimed, settled, or taken back.
 //!
-//! - [`table`]: the task table, read directly ([`catalog`]: where it is; `scan_keys`: where a scan begins; `row_locks`: who
+//! - [`table`]: the task table, read directly ([`catalog`]: where it is; `scan_keys`: where a scan begins; `lanes`: a walk over them all; `row_locks`: who
 //!   holds a row; [`pinned`]: rows that wait for one worker)
 //! - [`statements`]: the task table, written through SQL
 //! - [`admit`]: the row trigger
@@ -15,6 +15,7 @@ pub mod catalog;
 pub mod claim;
 pub mod functions;
 pub mod hand_over;
+mod lanes;
 pub mod load;
 pub mod pinned;
 pub mod reap;

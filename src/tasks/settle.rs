@@ -3,9 +3,10 @@
 //! The task is found by its id and its newest version locked, waiting for whoever holds it; then lease and state are
 //! looked at again. So a lease that has passed to another worker can settle nothing.
 
+use pgrx::IntoDatum;
 use pgrx::pg_sys;
 
-use super::catalog::column;
+use super::catalog::{Catalog, column};
 use super::reap::{text, tid, tids};
 use super::statements as sql;
 use super::table::{TaskTable, Tid, TupleLock};
@@ -30,15 +31,20 @@ pub enum AfterFailure {
     Failed,
 }
 
-/// A task locked by this transaction.
-struct Task {
-    tid: Tid,
+/// Whom a running task was charged to.
+struct Account {
     queue: QueueRef,
     key: String,
     priority: Priority,
     weight: Option<f64>,
     charged: Option<f64>,
     started_at: Option<i64>,
+}
+
+/// A task locked by this transaction.
+struct Task {
+    tid: Tid,
+    account: Account,
     attempt: i32,
     max_attempts: i32,
 }
@@ -57,20 +63,33 @@ impl Task {
         }
         Some(Task {
             tid,
-            queue: QueueRef {
-                scope: table.catalog.scope(),
-                name: table.get(column::QUEUE).unwrap_or_default(),
+            account: Account {
+                queue: QueueRef {
+                    scope: table.catalog.scope(),
+                    name: table.get(column::QUEUE).unwrap_or_default(),
+                },
+                key: table.get(column::FAIRNESS_KEY).unwrap_or_default(),
+                priority: stored_priority(table.get(column::PRIORITY).unwrap_or(3)),
+                weight: table.get(column::WEIGHT),
+                charged: table.get(column::CHARGED),
+                started_at: table.micros(column::STARTED_AT),
             },
-            key: table.get(column::FAIRNESS_KEY).unwrap_or_default(),
-            priority: stored_priority(table.get(column::PRIORITY).unwrap_or(3)),
-            weight: table.get(column::WEIGHT),
-            charged: table.get(column::CHARGED),
-            started_at: table.micros(column::STARTED_AT),
             attempt: table.get(column::ATTEMPT).unwrap_or(0),
             max_attempts: table.get(column::MAX_ATTEMPTS).unwrap_or(1),
         })
     }
 
+    /// A running task under this very lease.
+    fn held(table: &TaskTable, id: i64, lease: i64) -> Option<Task> {
+        let running = table.catalog.running;
+        Task::lock(table, id, |row| {
+            row.get::<pg_sys::Oid>(column::STATE) == Some(running)
+                && row.get::<i64>(column::LEASE) == Some(lease)
+        })
+    }
+}
+
+impl Account {
     /// How long a lease of its queue is.
     fn lease(&self) -> i64 {
         board::with(|sched| board::find_queue(sched, &self.queue))
@@ -111,15 +130,6 @@ impl Task {
             });
         }
     }
-
-    /// A running task under this very lease.
-    fn held(table: &TaskTable, id: i64, lease: i64) -> Option<Task> {
-        let running = table.catalog.running;
-        Task::lock(table, id, |row| {
-            row.get::<pg_sys::Oid>(column::STATE) == Some(running)
-                && row.get::<i64>(column::LEASE) == Some(lease)
-        })
-    }
 }
 
 /// Locks the tasks whose leases are held, in the order of their ids (two sessions that settle the same tasks must not
@@ -154,6 +164,10 @@ pub fn complete(ids: &[i64], leases: &[i64], costs: &[Option<f64>]) -> Result<Ve
             broken,
         })?;
     }
+    if let (&[id], &[lease]) = (ids, leases) {
+        let done = complete_one(id, lease, costs.first().copied().flatten())?;
+        return Ok(if done { vec![id] } else { Vec::new() });
+    }
     let table = TaskTable::open()?;
     let tasks = held(&table, ids, leases);
     if tasks.is_empty() {
@@ -161,11 +175,36 @@ pub fn complete(ids: &[i64], leases: &[i64], costs: &[Option<f64>]) -> Result<Ve
     }
     let now = now();
     for (i, task) in &tasks {
-        task.correct(costs.get(*i).copied().flatten(), now);
+        task.account.correct(costs.get(*i).copied().flatten(), now);
     }
     let rows: Vec<Tid> = tasks.iter().map(|(_, task)| task.tid).collect();
     update(&sql::COMPLETE, &[tids(&rows), Some(timestamp(now))]);
     Ok(tasks.iter().map(|(i, _)| ids[*i]).collect())
+}
+
+/// A single task is found, waited for and completed by one statement.
+fn complete_one(id: i64, lease: i64, cost: Option<f64>) -> Result<bool, Error> {
+    let scope = Catalog::get()?.scope();
+    let now = now();
+    let args = [id.into_datum(), lease.into_datum(), Some(timestamp(now))];
+    let account = spi::connect(|spi| {
+        let rows = spi.run(&sql::COMPLETE_ONE, &args);
+        (rows.len() > 0).then(|| Account {
+            queue: QueueRef {
+                scope,
+                name: rows.get(0, 1).unwrap_or_default(),
+            },
+            key: rows.get(0, 2).unwrap_or_default(),
+            priority: stored_priority(rows.get(0, 3).unwrap_or(3)),
+            weight: rows.get(0, 4),
+            charged: rows.get(0, 5),
+            started_at: rows.datum(0, 6).map(|at| at.value() as i64),
+        })
+    });
+    if let Some(account) = &account {
+        account.correct(cost, now);
+    }
+    Ok(account.is_some())
 }
 
 /// Gives tasks back: pending again, charge undone (rule 5), attempt not counted. Returns the ids that were settled.
@@ -177,13 +216,14 @@ pub fn release(ids: &[i64], leases: &[i64]) -> Result<Vec<i64>, Error> {
         return Ok(Vec::new());
     }
     for (_, task) in &tasks {
-        if let Some(cost) = task.charged {
+        let account = &task.account;
+        if let Some(cost) = account.charged {
             effects::on_commit(OnCommit::Refund {
-                queue: task.queue.clone(),
-                priority: task.priority,
-                key: task.key.clone(),
+                queue: account.queue.clone(),
+                priority: account.priority,
+                key: account.key.clone(),
                 cost,
-                weight: task.weight,
+                weight: account.weight,
             });
         }
     }
@@ -205,7 +245,7 @@ pub fn fail(
         return Ok(None);
     };
     let now = now();
-    task.correct(None, now);
+    task.account.correct(None, now);
     if task.attempt >= task.max_attempts {
         update(
             &sql::FAIL,
@@ -241,7 +281,7 @@ pub fn extend(id: i64, lease: i64, lease_for: Option<i64>) -> Result<Option<i64>
     let Some(task) = Task::held(&table, id, lease) else {
         return Ok(None);
     };
-    let until = shown(now().saturating_add(lease_for.unwrap_or_else(|| task.lease())));
+    let until = shown(now().saturating_add(lease_for.unwrap_or_else(|| task.account.lease())));
     update(&sql::EXTEND, &[tid(&task.tid), Some(timestamp(until))]);
     Ok(Some(until))
 }

@@ -45,7 +45,7 @@ pub struct TaskTable {
     /// The scan made last, kept for the next one: to open and close one costs as much as to use it.
     idle: Cell<Option<IndexScan>>,
     /// Whether this transaction's own changes are overlooked.
-    as_others: Cell<bool>,
+    pub(super) as_others: Cell<bool>,
     /// How many blocks the table has at least; 0 while nobody has asked.
     blocks: Cell<u32>,
 }
@@ -286,59 +286,6 @@ impl TaskTable {
             left -= 1;
             left > 0
         })
-    }
-
-    /// Visits the first row of each lane of a queue, in index order: one descent a lane.
-    pub fn walk_lanes(&self, queue: &str, mut each: impl FnMut(i16, &str, u8, Row)) {
-        let mut last: Option<(i16, String, bool)> = None;
-        loop {
-            pgrx::check_for_interrupts!();
-            let keys = Keys::new().text(1, queue);
-            let keys = match &last {
-                None => keys,
-                Some((priority, key, band)) => keys
-                    .member(
-                        2,
-                        AFTER,
-                        pg_sys::InvalidOid,
-                        pg_sys::F_BTINT2CMP,
-                        pg_sys::Datum::from(*priority),
-                    )
-                    .member(
-                        3,
-                        AFTER,
-                        pg_sys::C_COLLATION_OID,
-                        pg_sys::F_BTTEXTCMP,
-                        text(key),
-                    )
-                    .member(
-                        4,
-                        AFTER,
-                        pg_sys::InvalidOid,
-                        pg_sys::F_BTBOOLCMP,
-                        pg_sys::Datum::from(*band),
-                    )
-                    .row(),
-            };
-            let mut found = None;
-            self.scan(self.catalog.lane, keys, |table, _| {
-                let row = table.row();
-                found = Some((
-                    table.get::<i16>(column::PRIORITY).unwrap_or(3),
-                    table
-                        .get::<String>(column::FAIRNESS_KEY)
-                        .unwrap_or_default(),
-                    table.get::<bool>(column::NEW_START).unwrap_or(false),
-                    row,
-                ));
-                false
-            });
-            let Some((priority, key, band, row)) = found else {
-                return;
-            };
-            each(priority, &key, u8::from(band), row);
-            last = Some((priority, key, band));
-        }
     }
 
     /// The queues that have unpinned pending, pinned or running rows: one descent each in each index.
