@@ -1,33 +1,41 @@
 //! What a transaction has told the board of what it saw with its own changes in it. If it aborts, that was never so, and
 //! is looked at again.
 
+use std::collections::HashMap;
+
 use pgrx::pg_sys;
 
 use super::find_queue;
 use super::on_commit::{QueueRef, Wake};
-use crate::sfq::{Pick, Sched};
+use crate::sfq::{LaneRef, Pick, QueueId, RowPos, Sched};
 
 type SubId = pg_sys::SubTransactionId;
 
-/// Something that the board was told of.
-pub enum Place {
-    /// A lane, from the pick's cursor on.
-    Lane(Pick),
-    /// The expired leases and ended pins of a queue.
-    Reaping(QueueRef),
-}
-
-struct Seen {
-    sub: SubId,
-    /// Whether this subtransaction may have made the changes; else its parents have, and theirs is the end that counts. (A
-    /// claim that waits ends a subtransaction after each look.)
+/// A lane as it was seen.
+struct SeenLane {
+    epoch: u64,
+    queue: QueueId,
+    /// The first row that picks were told to look for.
+    from: RowPos,
+    /// Whether the subtransaction that saw it may have made the changes; else its parents have, and theirs is the end that
+    /// counts. (A claim that waits ends a subtransaction after each look.)
     changed: bool,
-    place: Place,
 }
 
-/// All of a transaction, in the order in which it saw them.
+/// The leases and pins of a queue as they were seen.
+struct SeenReaping {
+    sub: SubId,
+    changed: bool,
+    queue: QueueRef,
+}
+
+/// All of a transaction.
 #[derive(Default)]
-pub struct SeenPlaces(Vec<Seen>);
+pub struct SeenPlaces {
+    /// Once each, however many claims a transaction makes.
+    lanes: HashMap<(SubId, LaneRef), SeenLane>,
+    reaping: Vec<SeenReaping>,
+}
 
 /// Whether this transaction has changed anything, so that it may see the tables otherwise than other sessions do.
 pub fn has_changes() -> bool {
@@ -43,38 +51,47 @@ fn has_own_changes() -> bool {
 
 impl SeenPlaces {
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.lanes.is_empty() && self.reaping.is_empty()
     }
 
     pub fn clear(&mut self) {
-        self.0.clear();
+        self.lanes.clear();
+        self.reaping.clear();
     }
 
     /// The lane of a pick is about to be looked at.
     pub fn lane(&mut self, sub: SubId, pick: &Pick) {
         if has_changes() {
-            self.0.push(Seen {
-                sub,
+            let seen = SeenLane {
+                epoch: pick.epoch,
+                queue: pick.queue,
+                from: pick.cursor,
                 changed: has_own_changes(),
-                place: Place::Lane(*pick),
-            });
+            };
+            self.merge(sub, pick.lane(), seen);
         }
+    }
+
+    fn merge(&mut self, sub: SubId, lane: LaneRef, seen: SeenLane) {
+        let known = self.lanes.entry((sub, lane)).or_insert(SeenLane { ..seen });
+        known.from = known.from.min(seen.from);
+        known.changed |= seen.changed;
     }
 
     /// Leases and pins of a queue are taken over.
     pub fn reaping(&mut self, sub: SubId, queue: QueueRef) {
-        self.0.push(Seen {
+        self.reaping.push(SeenReaping {
             sub,
             changed: true,
-            place: Place::Reaping(queue),
+            queue,
         });
     }
 
     /// At the last [`SeenPlaces::reaping`] there was nothing to put back, as far as this transaction sees.
     pub fn reaped_nothing(&mut self) {
-        match self.0.last_mut() {
+        match self.reaping.last_mut() {
             Some(seen) if has_changes() => seen.changed = has_own_changes(),
-            _ => drop(self.0.pop()),
+            _ => drop(self.reaping.pop()),
         }
     }
 
@@ -87,28 +104,34 @@ impl SeenPlaces {
         wakes: &mut Vec<Wake>,
     ) {
         // At the end of all there are no parents left whose changes could still stand.
-        let is_void = |seen: &Seen| sub.is_none_or(|sub| seen.sub == sub && seen.changed);
-        for seen in self.0.iter().filter(|seen| is_void(seen)) {
-            match &seen.place {
-                Place::Lane(pick) => {
-                    sched.look_again(pick, now);
-                    wakes.push(Wake::One(pick.queue));
-                }
-                Place::Reaping(queue) => {
-                    if let Some(queue) = find_queue(sched, queue) {
-                        sched.note_lease_due(queue, now);
-                        sched.note_unpin_due(queue, now);
-                    }
-                }
+        let is_void = |of: SubId, changed: bool| sub.is_none_or(|sub| of == sub && changed);
+        self.lanes.retain(|(of, lane), seen| {
+            let void = is_void(*of, seen.changed);
+            if void {
+                sched.look_again(seen.epoch, *lane, seen.from, now);
+                wakes.push(Wake::One(seen.queue));
             }
-        }
-        self.0.retain(|seen| !is_void(seen));
+            !void
+        });
+        self.reaping.retain(|seen| {
+            let void = is_void(seen.sub, seen.changed);
+            if let Some(queue) = find_queue(sched, &seen.queue).filter(|_| void) {
+                sched.note_lease_due(queue, now);
+                sched.note_unpin_due(queue, now);
+            }
+            !void
+        });
     }
 
     /// A subtransaction has ended: what is left of it is its parent's, who may have made the changes.
     pub fn pass_on(&mut self, sub: SubId, parent: SubId) {
-        for seen in self.0.iter_mut().filter(|seen| seen.sub == sub) {
+        for seen in self.reaping.iter_mut().filter(|seen| seen.sub == sub) {
             (seen.sub, seen.changed) = (parent, true);
+        }
+        let left: Vec<_> = self.lanes.extract_if(|(of, _), _| *of == sub).collect();
+        for ((_, lane), seen) in left {
+            let changed = true;
+            self.merge(parent, lane, SeenLane { changed, ..seen });
         }
     }
 }

@@ -10,7 +10,7 @@
 //! | lost the row in between, or failed | [`Sched::retract`] |
 
 use super::lane::{Lane, Next, Row, RowPos, Taken};
-use super::pick::{Charge, Pick};
+use super::pick::{Charge, LaneRef, Pick};
 use super::tree::NIL;
 use super::{EntryId, Sched, Ticks};
 use crate::names::FairnessKey;
@@ -86,17 +86,17 @@ impl Sched<'_> {
         self.note_row(slot, charge.band, charge.row, now);
     }
 
-    /// The transaction of a claimer that saw its own changes in a lane has aborted: from the pick's cursor on, the rows may be
-    /// others than it has reported. A lane that the board has forgotten meanwhile is found by the sweep.
-    pub fn look_again(&mut self, pick: &Pick, now: i64) {
-        let slot = self.live(pick.epoch, pick.entry);
+    /// The transaction of a claimer that saw its own changes in a lane has aborted: from the cursor of its picks on, the rows may
+    /// be others than it has reported. A lane that the board has forgotten meanwhile is found by the sweep.
+    pub fn look_again(&mut self, epoch: u64, lane: LaneRef, from: RowPos, now: i64) {
+        let slot = self.live(epoch, lane.entry);
         if slot == NIL {
             return;
         }
-        if let Some(lane) = self.lane_mut(slot, pick.band) {
-            lane.look_again(pick.cursor);
+        if let Some(lane) = self.lane_mut(slot, lane.band) {
+            lane.look_again(from);
         }
-        self.woken(slot, pick.cursor, now);
+        self.woken(slot, from, now);
     }
 
     /// The slot of an entry that a pick or charge refers to, [`NIL`] if that is stale.
