@@ -55,12 +55,12 @@ bench-quick:
 
 install:
 	@HF_STEPS=5 scripts/setup.sh
-	@echo '[5/5] building and installing the extension (the first time about 2 minutes)' >&2
+	@echo '[5/5] building and installing the extension (the first time a few minutes)' >&2
 	@scripts/install.sh
 
 psql:
 	@HF_STEPS=6 scripts/setup.sh
-	@echo '[5/6] building and installing the extension (the first time about 2 minutes)' >&2
+	@echo '[5/6] building and installing the extension (the first time a few minutes)' >&2
 	@scripts/install.sh
 	@echo '[6/6] private server' >&2
 	@scripts/server.sh psql

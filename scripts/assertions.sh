@@ -72,7 +72,7 @@ hf_find_postgres
 hf_begin_run
 cd "$HF_ROOT"
 
-step 6 "building and installing the extension (the first time about 2 minutes)"
+step 6 "building and installing the extension (the first time a few minutes)"
 PG_CONFIG=$HF_PG_CONFIG scripts/install.sh
 
 step 7 "server tests on $("$HF_PG_CONFIG" --version) with assertions"

@@ -89,7 +89,7 @@ fi
 
 # --- Run -------------------------------------------------------------------------------------------------------------
 
-step 6 "building and installing the extension (the first time about 2 minutes)"
+step 6 "building and installing the extension (the first time a few minutes)"
 scripts/install.sh
 
 step 7 "building and running the benchmark"

@@ -17,7 +17,7 @@ architecture=$(dpkg --print-architecture)
 stage=$HF_CACHE/deb$HF_PG_MAJOR
 deb=dist/${package}_$version-1_$architecture.deb
 
-[ -n "${HF_IN_TEST:-}" ] || step 5 "building the package (the first time about 2 minutes)"
+[ -n "${HF_IN_TEST:-}" ] || step 5 "building the package (the first time a few minutes)"
 rm -rf "$stage"
 mkdir -p "$stage" dist
 export CARGO_TARGET_DIR=$HF_TARGET/pg$HF_PG_MAJOR PGRX_BUILD_FLAGS=--locked

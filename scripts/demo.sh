@@ -9,7 +9,7 @@ hf_find_postgres
 hf_begin_run
 cd "$HF_ROOT"
 
-step 5 "building and installing the extension (the first time about 2 minutes)"
+step 5 "building and installing the extension (the first time a few minutes)"
 scripts/install.sh
 
 step 6 "building and running the demo"

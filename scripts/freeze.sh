@@ -12,7 +12,7 @@ raise the version in Cargo.toml, and write what changes into sql/harvest_fair--$
 
 "$HF_ROOT/scripts/setup.sh"
 hf_find_postgres
-step 5 "building and installing the extension (the first time about 2 minutes)"
+step 5 "building and installing the extension (the first time a few minutes)"
 scripts/install.sh
 
 frozen=sql/harvest_fair--$version.sql

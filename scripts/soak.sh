@@ -10,7 +10,7 @@ hf_find_postgres
 hf_begin_run
 cd "$HF_ROOT"
 
-step 5 "building and installing the extension (the first time about 2 minutes)"
+step 5 "building and installing the extension (the first time a few minutes)"
 scripts/install.sh
 
 export HF_SOAK_SECONDS=${HF_SOAK_SECONDS:-300}

@@ -29,7 +29,7 @@ cd "$HF_ROOT"
 step 5 "tests of the core, the demo and the benchmark (no server)"
 run_tests --package harvest_fair_core_tests --package harvest_fair_demo --package harvest_fair_bench
 
-step 6 "building and installing the extension (the first time about 2 minutes)"
+step 6 "building and installing the extension (the first time a few minutes)"
 # package VARIABLE COMMAND: what it builds is tested too.
 package() {
   local file

@@ -167,15 +167,16 @@ CREATE FUNCTION harvest_fair.admit_queue() RETURNS trigger
     LANGUAGE c SECURITY DEFINER AS 'MODULE_PATHNAME', 'admit_queue';
 COMMENT ON FUNCTION harvest_fair.admit_queue() IS 'Validates the settings of a queue and puts them on the board at commit';
 
-CREATE TRIGGER admit BEFORE INSERT OR UPDATE ON harvest_fair.task
+-- Triggers fire in the order of their names. These come last, so that they see what a user's own triggers have made of a row.
+CREATE TRIGGER zzz_admit BEFORE INSERT OR UPDATE ON harvest_fair.task
     FOR EACH ROW EXECUTE FUNCTION harvest_fair.admit();
 -- A running row that is deleted by hand gives its place under the cap back; deleting others concerns nobody.
-CREATE TRIGGER depart BEFORE DELETE ON harvest_fair.task
+CREATE TRIGGER zzz_depart BEFORE DELETE ON harvest_fair.task
     FOR EACH ROW WHEN (old.state OPERATOR(pg_catalog.=) 'running') EXECUTE FUNCTION harvest_fair.admit();
 CREATE TRIGGER depart_all AFTER TRUNCATE ON harvest_fair.task
     FOR EACH STATEMENT EXECUTE FUNCTION harvest_fair.admit();
 
-CREATE TRIGGER admit BEFORE INSERT OR UPDATE ON harvest_fair.weight
+CREATE TRIGGER zzz_admit BEFORE INSERT OR UPDATE ON harvest_fair.weight
     FOR EACH ROW EXECUTE FUNCTION harvest_fair.admit_weight();
 CREATE TRIGGER admitted AFTER INSERT OR UPDATE OR DELETE ON harvest_fair.weight
     FOR EACH ROW EXECUTE FUNCTION harvest_fair.admit_weight();
@@ -184,7 +185,7 @@ CREATE TRIGGER audit_all BEFORE TRUNCATE ON harvest_fair.weight
 CREATE TRIGGER admit_all AFTER TRUNCATE ON harvest_fair.weight
     FOR EACH STATEMENT EXECUTE FUNCTION harvest_fair.admit_weight();
 
-CREATE TRIGGER admit BEFORE INSERT OR UPDATE ON harvest_fair.queue
+CREATE TRIGGER zzz_admit BEFORE INSERT OR UPDATE ON harvest_fair.queue
     FOR EACH ROW EXECUTE FUNCTION harvest_fair.admit_queue();
 CREATE TRIGGER admitted AFTER INSERT OR UPDATE OR DELETE ON harvest_fair.queue
     FOR EACH ROW EXECUTE FUNCTION harvest_fair.admit_queue();

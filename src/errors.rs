@@ -1,9 +1,25 @@
 //! Every error a user can meet: its SQLSTATE, its message, its hint.
 
-use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::pg_sys::panic::{CaughtError, ErrorReport, ErrorReportWithLevel};
 use pgrx::prelude::*;
 
 use crate::names::NameError;
+
+/// Keeps stack traces to bugs. With `RUST_BACKTRACE` in the server's environment, pgrx puts one into the DETAIL of each error
+/// that a statement of ours has met, as a user's mistake that the row trigger finds.
+pub fn hook() {
+    let of_pgrx = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let payload = panic.payload();
+        // How pgrx passes an ERROR on, of Postgres' own or of ours.
+        let is_error = payload.is::<CaughtError>()
+            || payload.is::<ErrorReport>()
+            || payload.is::<ErrorReportWithLevel>();
+        if !is_error {
+            of_pgrx(panic);
+        }
+    }));
+}
 
 /// A user's mistake, or a limit that was reached.
 #[derive(Clone, Debug)]
@@ -46,7 +62,7 @@ pub enum Error {
     NoMemory { keys: u32 },
     /// `sticky_for` without a `sticky_worker`.
     StickyFor,
-    /// PREPARE TRANSACTION after a claim or settlement.
+    /// PREPARE TRANSACTION after a claim, a settlement, or a delete of what runs.
     Prepare,
     /// The 1,001st override of a queue.
     TooManyWeights { queue: String, max: usize },
@@ -66,6 +82,8 @@ pub enum Error {
     Json { what: &'static str, reason: String },
     /// A weight in a jsonb object that is not a number.
     WeightType { key: String, value: String },
+    /// A weight in a jsonb object that is out of range.
+    WeightOfKey { key: String, value: f64 },
     /// No room for another queue on the board.
     TooManyQueues { queue: String, max: u32 },
     /// No room for another key on the board.
@@ -120,6 +138,7 @@ impl Error {
             | Error::NotAnObject { .. }
             | Error::Json { .. }
             | Error::WeightType { .. }
+            | Error::WeightOfKey { .. }
             | Error::DefaultKeyWeight => ERRCODE_INVALID_PARAMETER_VALUE,
         }
     }
@@ -173,7 +192,7 @@ impl Error {
                 format!("not enough memory for a copy of the board with its {keys} slots")
             }
             Error::Prepare => {
-                "cannot prepare a transaction that has claimed or settled tasks, or changed weights or settings"
+                "cannot prepare a transaction that has claimed or settled tasks, deleted running ones, or changed weights or settings"
                     .into()
             }
             Error::TooManyWeights { queue, max } => {
@@ -191,6 +210,9 @@ impl Error {
                 "weight of key {} must be a number or null, not {value}",
                 quoted(key)
             ),
+            Error::WeightOfKey { key, value } => {
+                format!("weight {value} of key {} is out of range", quoted(key))
+            }
             Error::StickyFor => "sticky_for needs a sticky_worker".into(),
             Error::DefaultKeyWeight => "the default key cannot have a weight override".into(),
             Error::TooManyQueues { queue, max } => {
@@ -233,7 +255,9 @@ impl Error {
             Error::Setting { expected, .. } => format!("It takes {expected}; null restores the default."),
             Error::NotAnObject { .. } => r#"Write it as '{"name": value}'."#.into(),
             Error::Json { .. } => "Numbers must fit double precision, and nesting has at most 127 levels.".into(),
-            Error::WeightType { .. } => "Use a number from 0.001 to 1000, or null to clear the override.".into(),
+            Error::WeightType { .. } | Error::WeightOfKey { .. } => {
+                "Use a number from 0.001 to 1000, or null to clear the override.".into()
+            }
             Error::StickyFor => "Name the worker that the task waits for.".into(),
             Error::DefaultKeyWeight => "Its weight is always 1. Give the tasks a fairness key.".into(),
             Error::TooManyQueues { .. } => "Raise harvest_fair.max_queues and restart the server.".into(),

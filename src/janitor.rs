@@ -9,24 +9,22 @@
 //! - *prune*: forgets idle keys (rule 8); *retention*: deletes finished tasks in small batches
 
 mod flush;
+mod guard;
 mod news;
 mod policy;
 mod retention;
 mod sweep;
 
-use std::cell::RefCell;
-use std::collections::HashMap;
 use std::ffi::CStr;
-use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use pgrx::PgTryBuilder;
 use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder, SignalWakeFlags};
 use pgrx::pg_sys;
-use pgrx::pg_sys::panic::{CaughtError, ErrorReport};
+use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
 
+use self::guard::{for_each, guarded, round};
 use crate::board::shmem::{self, JanitorSlot};
 use crate::board::{self, QueueRef, now, wait};
 use crate::config;
@@ -34,15 +32,15 @@ use crate::errors::Error;
 use crate::observe::state::of_scope;
 use crate::pg_compat;
 use crate::policy::audit;
-use crate::subtransaction::failure;
+use crate::sfq::QueueId;
 use crate::tasks::catalog::Catalog;
 use crate::tasks::reap::reap;
 use crate::tasks::table::TaskTable;
 
 /// Longest pause between two rounds: how long DROP DATABASE and expired leases wait at most.
 const TICK: Duration = Duration::from_secs(1);
-/// The duty that is done once more at shutdown.
-const SAVE: &str = "save passes";
+/// The duty on which all others depend.
+const LOOK_AROUND: &str = "look around";
 /// How long a janitor may take to start before another one is asked for (µs).
 const STARTING: i64 = 5_000_000;
 
@@ -156,13 +154,13 @@ pub extern "C-unwind" fn harvest_fair_janitor(scope: pg_sys::Datum) {
     settle_in();
     match rounds(scope, database) {
         // The extension may have gone since the last round.
-        End::Shutdown => guarded(SAVE, || {
-            round(|| {
-                if is_there(scope) {
-                    flush::flush(scope);
-                }
-            })
-        }),
+        End::Shutdown => {
+            let mut there = false;
+            guarded(LOOK_AROUND, || there = round(|| is_there(scope)));
+            if there {
+                save(scope);
+            }
+        }
         End::Extension => {
             let queues = of_scope(scope);
             board::with(|sched| sched.drop_scope(scope));
@@ -197,55 +195,6 @@ fn settle_in() {
     }
 }
 
-thread_local! {
-    /// The duties that failed when they were last done, and why.
-    static FAILING: RefCell<HashMap<&'static str, String>> = RefCell::default();
-}
-
-/// Does one of the janitor's duties. If it fails, as by an error of a user's own trigger, the others go on, and the log
-/// says so once for as long as the reason is the same.
-fn guarded(duty: &'static str, f: impl FnOnce()) {
-    let undo = |cause: CaughtError| {
-        // SAFETY: the duty's transaction is the one that failed, and no other is open.
-        unsafe { pg_sys::AbortCurrentTransaction() };
-        Some(failure(cause))
-    };
-    let failed = PgTryBuilder::new(AssertUnwindSafe(|| {
-        f();
-        None
-    }))
-    .catch_others(undo)
-    .catch_rust_panic(undo)
-    .execute();
-    FAILING.with_borrow_mut(|failing| match failed {
-        None => {
-            failing.remove(duty);
-        }
-        Some(why) => {
-            if failing.get(duty) != Some(&why) {
-                pgrx::warning!("harvest_fair: the janitor cannot {duty}: {why}");
-            }
-            failing.insert(duty, why);
-        }
-    });
-}
-
-/// One transaction of the janitor.
-fn round<R>(f: impl FnOnce() -> R) -> R {
-    let mut result = None;
-    let run = std::panic::AssertUnwindSafe(|| result = Some(f()));
-    BackgroundWorker::transaction(|| {
-        let run = run;
-        (run.0)()
-    });
-    // SAFETY: outside of any transaction. Autovacuum goes by these numbers.
-    unsafe { pg_sys::pgstat_report_stat(false) };
-    match result {
-        Some(result) => result,
-        None => unreachable!("the transaction has run"),
-    }
-}
-
 /// Whether the janitor was told to end. Remembers it: asking the background worker resets its flag.
 fn stopping() -> bool {
     static STOPPING: AtomicBool = AtomicBool::new(false);
@@ -255,8 +204,22 @@ fn stopping() -> bool {
     STOPPING.load(Ordering::Relaxed)
 }
 
+/// The janitor's pause between two of its transactions.
+fn pause(length: Duration) {
+    sleep(length);
+    // Whoever cancels what the janitor does finds it doing nothing: as for a session without a statement, that order is void,
+    // and must not end the process. One that comes this very moment ends a transaction, as it should.
+    // SAFETY: plain variables of this process, outside of any transaction.
+    unsafe {
+        pg_sys::QueryCancelPending = 0;
+        pg_sys::QueryCancelHoldoffCount += 1;
+        pgrx::check_for_interrupts!();
+        pg_sys::QueryCancelHoldoffCount -= 1;
+    }
+}
+
 /// Sleeps, until somebody sets this process's latch at the latest.
-pub fn pause(length: Duration) {
+pub fn sleep(length: Duration) {
     // SAFETY: waits on this process's own latch; a death of the postmaster ends the process.
     unsafe {
         let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
@@ -268,7 +231,6 @@ pub fn pause(length: Duration) {
         );
         pg_sys::ResetLatch(pg_sys::MyLatch);
     }
-    pgrx::check_for_interrupts!();
 }
 
 fn rounds(scope: u64, database: pg_sys::Oid) -> End {
@@ -283,29 +245,36 @@ fn rounds(scope: u64, database: pg_sys::Oid) -> End {
             settle_in();
         }
         let mut end = None;
-        guarded("look around", || {
+        guarded(LOOK_AROUND, || {
             end = round(|| look_around(scope, database));
         });
         if let Some(end) = end {
             return end;
         }
-        guarded("take back expired leases", || round(|| reap_all(scope)));
+        reap_all(scope);
         guarded("write refused changes to the audit", || {
             round(|| audit::write_refused(scope));
         });
         news::look(scope);
         if now() >= next_flush {
-            guarded(SAVE, || round(|| flush::flush(scope)));
+            save(scope);
             next_flush = now() + config::flush_interval();
         }
         if now() >= next_sweep {
             let mut full = false;
-            guarded("find what the board missed", || full = sweep::sweep(scope));
-            guarded("forget idle keys", || round(|| flush::prune(scope)));
+            guarded("find missed tasks", || full = sweep::sweep(scope));
+            for_each(
+                "forget idle keys",
+                &of_scope(scope),
+                name,
+                |(queue, name)| {
+                    flush::prune(*queue, name);
+                },
+            );
             guarded("forget dropped databases", || {
                 round(forget_dropped_databases)
             });
-            guarded("delete finished tasks", retention::delete_finished);
+            guarded("look for finished tasks", retention::delete_finished);
             // Keys without room take the place of the next ones that have no work left.
             let pause = config::sweep_interval();
             next_sweep = now()
@@ -376,20 +345,29 @@ fn forget_dropped_databases() {
     }
 }
 
+fn name((_, name): &(QueueId, String)) -> &str {
+    name
+}
+
+/// Saves the passes that have changed.
+fn save(scope: u64) {
+    for_each("save passes", &of_scope(scope), name, |(queue, name)| {
+        flush::flush(*queue, name);
+    });
+}
+
 /// Takes back what has run out on the queues of the board.
 fn reap_all(scope: u64) {
-    let now = now();
     let due: Vec<_> = of_scope(scope)
         .into_iter()
         .filter(|(queue, _)| {
+            let now = now();
             board::with(|sched| sched.lease_due(*queue) <= now || sched.unpin_due(*queue) <= now)
         })
         .collect();
-    if due.is_empty() {
-        return;
-    }
-    let Ok(table) = TaskTable::open() else { return };
-    for (queue, name) in due {
-        reap(&table, queue, &QueueRef { scope, name }, now);
-    }
+    for_each("take back expired leases", &due, name, |(queue, name)| {
+        let Ok(table) = TaskTable::open() else { return };
+        let name = name.clone();
+        reap(&table, *queue, &QueueRef { scope, name }, now());
+    });
 }

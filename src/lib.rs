@@ -42,6 +42,7 @@ pub extern "C-unwind" fn _PG_init() {
     if !unsafe { pg_sys::process_shared_preload_libraries_in_progress } {
         errors::Error::NotPreloaded.raise();
     }
+    errors::hook();
     config::register();
     board::shmem::register();
     board::effects::register();

@@ -6,7 +6,7 @@
 
 use std::panic::AssertUnwindSafe;
 
-use pgrx::pg_sys::panic::CaughtError;
+use pgrx::pg_sys::panic::{CaughtError, ErrorReportWithLevel};
 use pgrx::{PgSqlErrorCode, PgTryBuilder, pg_sys};
 
 use crate::errors::Error;
@@ -65,24 +65,48 @@ pub fn attempt<R>(
     result
 }
 
-/// What went wrong, for a log; an order to end the session is no failure, and goes on.
-pub fn failure(cause: CaughtError) -> String {
-    let report = match &cause {
+fn report(cause: &CaughtError) -> &ErrorReportWithLevel {
+    match cause {
         CaughtError::PostgresError(report) | CaughtError::ErrorReport(report) => report,
         CaughtError::RustPanic { ereport, .. } => ereport,
-    };
-    if report.sql_error_code() == PgSqlErrorCode::ERRCODE_ADMIN_SHUTDOWN {
+    }
+}
+
+/// What went wrong, for a log; an order to end the session is no failure, and goes on.
+pub fn failure(cause: CaughtError) -> String {
+    if report(&cause).sql_error_code() == PgSqlErrorCode::ERRCODE_ADMIN_SHUTDOWN {
         cause.rethrow()
     }
-    report.message().to_owned()
+    report(&cause).message().to_owned()
+}
+
+/// Why a row was refused. What is no matter of the row but of the moment goes on: the session was told to stop, a lock was
+/// not to be had, the disk is full.
+pub fn refusal(cause: CaughtError) -> String {
+    use PgSqlErrorCode::*;
+    // As ERRCODE_TO_CATEGORY: two characters of six bits each.
+    let class = |code: PgSqlErrorCode| code as i32 & 0xfff;
+    let code = report(&cause).sql_error_code();
+    let of_the_moment = [
+        ERRCODE_TRANSACTION_ROLLBACK,
+        ERRCODE_INSUFFICIENT_RESOURCES,
+        ERRCODE_OPERATOR_INTERVENTION,
+        ERRCODE_SYSTEM_ERROR,
+    ]
+    .map(class)
+    .contains(&class(code));
+    if of_the_moment || code == ERRCODE_LOCK_NOT_AVAILABLE {
+        cause.rethrow()
+    }
+    report(&cause).message().to_owned()
 }
 
 /// Runs something that may fail; then nothing of it stays, and the answer says why.
-pub fn try_out(f: impl FnOnce()) -> Result<(), String> {
+pub fn try_out(f: impl FnOnce()) -> Result<(), CaughtError> {
     let outside = Outside::enter();
     let undo = move |cause: CaughtError| {
         outside.leave(false);
-        Err(failure(cause))
+        Err(cause)
     };
     let result = PgTryBuilder::new(AssertUnwindSafe(|| {
         f();

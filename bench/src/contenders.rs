@@ -269,9 +269,9 @@ impl Contender {
         if self != Fair {
             return self.load(client, queue, 1, rows, keys);
         }
-        client.batch_execute("ALTER TABLE harvest_fair.task DISABLE TRIGGER admit")?;
+        client.batch_execute("ALTER TABLE harvest_fair.task DISABLE TRIGGER zzz_admit")?;
         self.load(client, queue, 1, rows, keys)?;
-        client.batch_execute("ALTER TABLE harvest_fair.task ENABLE TRIGGER admit")?;
+        client.batch_execute("ALTER TABLE harvest_fair.task ENABLE TRIGGER zzz_admit")?;
         Ok(())
     }
 

@@ -9,7 +9,6 @@ use crate::board::effects::{self, Written};
 use crate::board::{self, now};
 use crate::config;
 use crate::names::Priority;
-use crate::observe::state::of_scope;
 use crate::policy::prune::forget_snapshot;
 use crate::sfq::{DirtyEntry, QueueId, QueueState};
 use crate::spi;
@@ -20,14 +19,8 @@ const BATCH: usize = 1_000;
 /// Keys taken under one hold of the lock.
 const KEYS_A_HOLD: usize = 256;
 
-/// Writes what has changed since the last time. If that fails, it is what has changed the next time.
-pub fn flush(scope: u64) {
-    for (queue, name) in of_scope(scope) {
-        flush_queue(queue, &name);
-    }
-}
-
-fn flush_queue(queue: QueueId, name: &str) {
+/// Writes what has changed of a queue since the last time. If that fails, it is what has changed the next time.
+pub fn flush(queue: QueueId, name: &str) {
     let (mut anew, mut changed) = (Vec::new(), Vec::<DirtyEntry>::new());
     // All is taken before any of it is written: claims change keys faster than they are written.
     loop {
@@ -91,11 +84,9 @@ fn write(queue: &str, entries: &[&DirtyEntry]) {
     });
 }
 
-/// Forgets keys that have been idle for `harvest_fair.prune_after` (rule 8), on the board and in the snapshot.
-pub fn prune(scope: u64) {
-    for (queue, name) in of_scope(scope) {
-        let mut gone = Vec::new();
-        board::with(|sched| sched.forget(queue, now(), config::prune_after(), false, &mut gone));
-        forget_snapshot(&name, &gone);
-    }
+/// Forgets keys of a queue that have been idle for `harvest_fair.prune_after` (rule 8), on the board and in the snapshot.
+pub fn prune(queue: QueueId, name: &str) {
+    let mut gone = Vec::new();
+    board::with(|sched| sched.forget(queue, now(), config::prune_after(), false, &mut gone));
+    forget_snapshot(name, &gone);
 }

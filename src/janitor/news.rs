@@ -7,7 +7,7 @@ use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
 
 use crate::board::{self, now, shmem};
-use crate::errors::quoted;
+use crate::errors::{Error, quoted};
 use crate::observe::state::of_scope;
 use crate::sfq::Counters;
 
@@ -20,6 +20,7 @@ const QUIET: i64 = 60_000_000;
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum State {
     Full,
+    Broken,
     Healing,
     Storm,
 }
@@ -70,6 +71,21 @@ pub fn full(queue: &str, full: bool) {
             ),
             "Their tasks wait until other keys have no work left.",
             "Raise harvest_fair.max_keys and restart the server.",
+        );
+    }
+}
+
+/// Whether a queue has tasks that break a rule so that no claim can find them, and which.
+pub fn broken(queue: &str, rule: Option<&Error>) {
+    if begins(State::Broken, queue, rule.is_some())
+        && let Some(rule) = rule
+    {
+        say(
+            PgLogLevel::WARNING,
+            PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
+            format!("tasks of queue {} cannot be claimed: {rule}", quoted(queue)),
+            "They were written past the trigger zzz_admit, or changed after it.",
+            "Update or delete them; harvest_fair.check() says which they are.",
         );
     }
 }

@@ -3,13 +3,14 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use super::{round, stopping};
+use super::guard::{guarded, of_queue, round};
+use super::stopping;
 use crate::board::now;
 use crate::config;
 use crate::policy::queues::stored;
 use crate::policy::settings::Settings;
 use crate::spi;
-use crate::subtransaction::try_out;
+use crate::subtransaction::{failure, try_out};
 use crate::tasks::reap::{lock, tids};
 use crate::tasks::statements as sql;
 use crate::tasks::table::{TaskTable, Tid};
@@ -28,7 +29,9 @@ pub fn delete_finished() {
         TaskTable::open().map_or_else(|_| Vec::new(), |table| table.queues_with_finished())
     });
     for queue in queues {
-        while !stopping() && round(|| delete_batch(&queue)) {}
+        guarded(&of_queue("delete finished tasks", &queue), || {
+            while !stopping() && round(|| delete_batch(&queue)) {}
+        });
     }
 }
 
@@ -51,7 +54,7 @@ fn delete_batch(queue: &str) -> bool {
     if rows.is_empty() {
         return false;
     }
-    let kept = match try_out(|| delete(&rows)) {
+    let kept = match try_out(|| delete(&rows)).map_err(failure) {
         Ok(()) => 0,
         Err(_) => delete_what_can_go(queue, &rows, stuck),
     };
@@ -69,7 +72,8 @@ fn delete(rows: &[Tid]) {
 fn delete_what_can_go(queue: &str, rows: &[Tid], stuck: usize) -> usize {
     let (mut kept, mut why) = (0, String::new());
     for row in rows {
-        if let Err(message) = try_out(|| delete(std::slice::from_ref(row))) {
+        let one = std::slice::from_ref(row);
+        if let Err(message) = try_out(|| delete(one)).map_err(failure) {
             kept += 1;
             why = message;
         }

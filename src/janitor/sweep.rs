@@ -8,12 +8,15 @@
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
+use super::guard::{for_each, guarded, of_queue, round};
+use super::news;
 use super::policy::{find_stale, tell};
-use super::{news, round};
 use crate::board::{self, now, shmem, stored_key, stored_priority, wait};
+use crate::errors::Error;
 use crate::observe::state::of_scope;
 use crate::sfq::{QueueId, QueueState, Row, RunningCount, Sched};
 use crate::tasks::load::{load_if_free, schedule_reaping};
+use crate::tasks::rules;
 use crate::tasks::table::{LaneKey, TaskTable, TupleLock};
 
 /// How long a row must look missed.
@@ -39,15 +42,18 @@ struct Aside {
 
 /// Sweeps all queues of a database. True if the board had no room for something.
 pub fn sweep(scope: u64) -> bool {
-    let queues = round(|| {
-        if let Ok(table) = TaskTable::open() {
-            for name in table.queues() {
-                // A queue for which the board has no room stays in the table until there is.
-                let _ = load_if_free(&table, &name);
-            }
-        }
-        of_scope(scope)
+    let mut in_table = Vec::new();
+    guarded("look for queues", || {
+        in_table = round(|| TaskTable::open().map_or_else(|_| Vec::new(), |table| table.queues()));
     });
+    for_each("load the tasks", &in_table, String::as_str, |name| {
+        let Ok(table) = TaskTable::open() else { return };
+        // A queue for which the board has no room stays in the table until there is.
+        if let Err(broken @ Error::Name { .. }) = load_if_free(&table, name) {
+            news::broken(name, Some(&broken));
+        }
+    });
+    let queues = of_scope(scope);
     let mut asides = HashMap::<QueueId, Aside>::new();
     board::with(|sched| {
         sched.keys(|queue, view| {
@@ -72,13 +78,16 @@ pub fn sweep(scope: u64) -> bool {
         if board::with(|sched| sched.queue_state(queue)) != Some(QueueState::Loaded) {
             continue;
         }
-        full |= sweep_queue(queue, &name, asides.remove(&queue).unwrap_or_default());
+        let aside = asides.remove(&queue).unwrap_or_default();
+        guarded(&of_queue("find missed tasks", &name), || {
+            full |= sweep_queue(queue, &name, aside);
+        });
     }
     full
 }
 
 fn sweep_queue(queue: QueueId, name: &str, aside: Aside) -> bool {
-    let Some((suspects, miscounts, stale)) = round(|| {
+    let Some((missed, miscounts, stale)) = round(|| {
         let table = TaskTable::open().ok()?;
         if schedule_reaping(&table, queue, name) {
             // Some may be new, as those of prepared transactions: whoever waits looks anew.
@@ -93,6 +102,8 @@ fn sweep_queue(queue: QueueId, name: &str, aside: Aside) -> bool {
     }) else {
         return false;
     };
+    let Missed { suspects, broken } = missed;
+    news::broken(name, broken.as_ref());
     if suspects.is_empty() && miscounts.is_empty() && stale.is_empty() {
         news::full(name, false);
         news::healed(name, 0, 0);
@@ -125,14 +136,24 @@ fn sweep_queue(queue: QueueId, name: &str, aside: Aside) -> bool {
     left_out > 0
 }
 
-/// Lanes whose first row the board does not know of. Those of which the board alone knows are closed: their rows were
+/// Lanes whose first row the board does not know of, and why another one can never stand there.
+struct Missed {
+    suspects: Vec<Suspect>,
+    broken: Option<Error>,
+}
+
+/// What [`sweep_queue`] looks at again. Lanes of which the board alone knows are closed: their rows were
 /// deleted, or moved by somebody whom no trigger watches.
-fn find_missed(table: &TaskTable, queue: QueueId, name: &str) -> Vec<Suspect> {
-    let mut suspects = Vec::new();
+fn find_missed(table: &TaskTable, queue: QueueId, name: &str) -> Missed {
+    let (mut suspects, mut broken) = (Vec::new(), None);
     // Before the table is looked at: what becomes visible meanwhile shows in the lanes' generations.
     let open = board::with(|sched| sched.open_lanes(queue));
     let mut seen = HashSet::new();
     table.walk_lanes(name, |priority, key, band, row| {
+        if let Some(error) = rules::unservable(priority, key) {
+            broken.get_or_insert(error);
+            return;
+        }
         let (tier, stored) = (stored_priority(priority), stored_key(key));
         let missed = board::with(|sched| {
             seen.extend(sched.lane_of(queue, tier, &stored, band));
@@ -156,7 +177,7 @@ fn find_missed(table: &TaskTable, queue: QueueId, name: &str) -> Vec<Suspect> {
             }
         });
     }
-    suspects
+    Missed { suspects, broken }
 }
 
 enum Heal {

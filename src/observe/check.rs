@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
 
+use super::broken;
 use super::differences::{Difference, look};
 use crate::board::{effects, shmem};
 use crate::errors::Error;
@@ -72,6 +73,8 @@ fn differences() -> Result<Vec<Difference>, Error> {
         let again: HashSet<Difference> = look(&table, &mut memory).into_iter().collect();
         found.retain(|difference| again.contains(difference));
     }
+    // What stands in the table needs no second look.
+    found.extend(broken::look(&table));
     found.sort();
     Ok(found)
 }
@@ -84,6 +87,7 @@ fn pause() {
             return;
         }
         // At least the millisecond that a latch can tell.
-        janitor::pause(left.max(Duration::from_millis(1)));
+        janitor::sleep(left.max(Duration::from_millis(1)));
+        pgrx::check_for_interrupts!();
     }
 }

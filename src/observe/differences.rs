@@ -12,6 +12,7 @@ use crate::sfq::{KeyView, QueueId, QueueState, Row, Sched, Snapshot};
 use crate::tasks::catalog::column;
 use crate::tasks::load::{read_overrides, read_settings};
 use crate::tasks::pinned::NEVER;
+use crate::tasks::rules;
 use crate::tasks::table::{TaskTable, Tid};
 
 /// How much later than it should the board may look for what has run out (µs).
@@ -175,6 +176,9 @@ impl Compared<'_> {
                 firsts.push((priority, key.to_owned(), band, row));
             });
         for (priority, key, band, row) in firsts {
+            if rules::unservable(priority, &key).is_some() {
+                continue;
+            }
             if self.keys.get(&key).is_some_and(|known| known.in_flight > 0) {
                 continue;
             }

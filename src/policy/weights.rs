@@ -197,7 +197,13 @@ pub fn parse_weights(value: &Value) -> Result<Vec<(String, Option<f64>)>, Error>
         .iter()
         .map(|(key, value)| match value {
             Value::Null => Ok((key.clone(), None)),
-            Value::Number(number) => Ok((key.clone(), number.as_f64())),
+            Value::Number(number) => match number.as_f64() {
+                Some(value) if Weight::new(value).is_err() => Err(Error::WeightOfKey {
+                    key: key.clone(),
+                    value,
+                }),
+                weight => Ok((key.clone(), weight)),
+            },
             other => Err(Error::WeightType {
                 key: key.clone(),
                 value: other.to_string(),

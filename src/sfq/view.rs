@@ -30,7 +30,7 @@ pub struct EntryView<'s> {
     pub waiting_for: Option<Waiting>,
     /// Its group, if the queue has a separator.
     pub group: Option<GroupView<'s>>,
-    /// scheduled_at of the first claimable row, or a lower bound of it while a claim of this key is under way.
+    /// scheduled_at of the first row that is due, or a lower bound of it while a claim of this key is under way.
     pub head_due: Option<i64>,
     /// When the next sleeping lane of the key wakes.
     pub wake: Option<i64>,
@@ -140,6 +140,13 @@ impl Sched<'_> {
             .lanes
             .get(usize::from(entry.front))
             .filter(|lane| lane.is_open());
+        // A key that is held back has a first row, too.
+        let first = if eligible {
+            front
+        } else {
+            let due = survey(entry, &queue.policy, queue.latest).front;
+            due.and_then(|(_, band)| entry.lanes.get(usize::from(band)))
+        };
         Some(EntryView {
             priority: *Priority::ALL.get(usize::from(entry.tier))?,
             key: self.key_text(entry.tenant),
@@ -156,7 +163,7 @@ impl Sched<'_> {
             eligible: eligible && queue.is_open(),
             waiting_for: waiting_for(queue, tenant, entry),
             group: self.group_view(queue, slot),
-            head_due: front.filter(|_| eligible).map(|lane| lane.head.due),
+            head_due: first.map(|lane| lane.head.due),
             wake: entry.is(TIMED).then_some(entry.wake),
             in_flight: entry.in_flight,
             dirty: entry.is(DIRTY),

@@ -9,12 +9,13 @@ use pgrx::prelude::*;
 
 use super::catalog::{Catalog, column};
 use super::pinned::end_of_pin;
+use super::rules;
 use super::table::TaskTable;
 use super::timestamp;
 use crate::board::{OnCommit, QueueRef, effects, now, stored_priority};
 use crate::config;
 use crate::errors::Error;
-use crate::names::{FairnessKey, NameError, Priority, QueueName, Weight};
+use crate::names::FairnessKey;
 use crate::sfq::{Outcome, Row, RowPos};
 use crate::trigger::{self, Operation, OwnStatements};
 
@@ -59,20 +60,13 @@ fn admit(data: &pg_sys::TriggerData) -> Result<pg_sys::HeapTuple, Error> {
     let descriptor = unsafe { (*data.tg_relation).rd_att };
     if operation == Operation::Insert {
         let row = Fields::of(data.tg_trigtuple, descriptor);
-        let (tuple, row) = resolve(data.tg_trigtuple, descriptor, row, &catalog, true)?;
+        let (tuple, row) = resolve(data.tg_trigtuple, descriptor, row, &catalog, None)?;
         note(&catalog, &row);
         if row.is(catalog.running) {
             count(&catalog, &row, 1, None);
             note_lease(&catalog, &row);
         }
         return Ok(tuple);
-    }
-    if operation == Operation::Update
-        && CLAIMS.with(OwnStatements::have_fired)
-        // Unless a user's own trigger has made something else of it.
-        && Fields::of(data.tg_newtuple, descriptor).is(catalog.running)
-    {
-        return Ok(data.tg_newtuple);
     }
     let old = Fields::of(data.tg_trigtuple, descriptor);
     if operation == Operation::Delete {
@@ -82,10 +76,17 @@ fn admit(data: &pg_sys::TriggerData) -> Result<pg_sys::HeapTuple, Error> {
         return Ok(data.tg_trigtuple);
     }
     let new = Fields::of(data.tg_newtuple, descriptor);
-    let (tuple, new) = resolve(data.tg_newtuple, descriptor, new, &catalog, false)?;
-    note(&catalog, &new);
     let moved = old.queue() != new.queue() || old.key() != new.key();
-    let (was, is) = (old.is(catalog.running), new.is(catalog.running));
+    let claimed = CLAIMS.with(OwnStatements::have_fired);
+    // Unless a user's own trigger has made something else of it.
+    if claimed && !moved && new.is(catalog.running) {
+        return Ok(data.tg_newtuple);
+    }
+    let (tuple, new) = resolve(data.tg_newtuple, descriptor, new, &catalog, Some(&old))?;
+    note(&catalog, &new);
+    // The board has counted what it has picked.
+    let was = claimed || old.is(catalog.running);
+    let is = new.is(catalog.running);
     if was && (!is || moved) {
         count(&catalog, &old, -1, outcome(&catalog, &old, &new));
     }
@@ -156,27 +157,35 @@ fn note(catalog: &Catalog, row: &Fields) {
     }
 }
 
-/// Checks the fields of a row and fills in what was left NULL. An inserted row takes it from its parent.
+/// Checks the fields of a row and fills in what was left NULL. An inserted row takes it from its parent. Of an updated row
+/// only what has changed is checked: one that came in past this trigger must not hold up its own end.
 fn resolve(
     tuple: pg_sys::HeapTuple,
     descriptor: pg_sys::TupleDesc,
     mut row: Fields,
     catalog: &Catalog,
-    inserted: bool,
+    old: Option<&Fields>,
 ) -> Result<(pg_sys::HeapTuple, Fields), Error> {
     let mut changes = Changes::default();
     if row.is_null(column::QUEUE) {
         return Err(Error::Null { what: "queue" });
     }
     let queue = row.queue();
-    QueueName::parse(queue).map_err(|broken| named(queue, broken))?;
+    if old.is_none_or(|old| old.queue() != queue) {
+        rules::queue(queue)?;
+    }
 
     // A row that brings another time of enqueueing than now() is a restored one: its parent may come later, or be gone.
     let restored = row
         .micros(column::ENQUEUED_AT)
         .is_some_and(|at| at != transaction_start());
-    let parent = match row.parent_id() {
-        Some(id) if inserted && !restored => Some(Parent::find(id)?),
+    let parent = match (row.parent_id(), old) {
+        (Some(id), None) if !restored => Some(Parent::find(id)?),
+        (Some(id), Some(old)) if old.parent_id() != Some(id) => {
+            // Nothing is inherited later on, but there must be such a task.
+            Parent::find(id)?;
+            None
+        }
         _ => None,
     };
     let parent = parent.as_ref();
@@ -191,9 +200,8 @@ fn resolve(
             .unwrap_or("")
             .to_owned();
         changes.set(&mut row, column::FAIRNESS_KEY, key.as_str().into_datum());
-    } else if !row.key().is_empty() {
-        let key = row.key();
-        FairnessKey::parse(key).map_err(|broken| named(key, broken))?;
+    } else if old.is_none_or(|old| old.key() != row.key()) {
+        rules::key(row.key())?;
     }
     if row.is_null(column::PRIORITY) {
         changes.set(
@@ -201,14 +209,14 @@ fn resolve(
             column::PRIORITY,
             parent.map_or(3i16, |p| p.priority).into_datum(),
         );
-    } else {
-        let priority = row.priority();
-        Priority::new(i64::from(priority)).map_err(|broken| plain(&priority, broken))?;
+    } else if old.is_none_or(|old| old.priority() != row.priority()) {
+        rules::priority(row.priority())?;
     }
     match row.weight() {
-        Some(weight) => {
-            Weight::new(weight).map_err(|broken| plain(&weight, broken))?;
-        }
+        // By its bits, since NaN is not even like itself.
+        Some(weight)
+            if old.is_some_and(|old| old.weight().map(f64::to_bits) == Some(weight.to_bits())) => {}
+        Some(weight) => rules::weight(weight)?,
         None => {
             if let Some(weight) = parent.and_then(|p| p.weight) {
                 changes.set(&mut row, column::WEIGHT, weight.into_datum());
@@ -231,7 +239,9 @@ fn resolve(
     }
     if row.is_null(column::MAX_ATTEMPTS) {
         changes.set(&mut row, column::MAX_ATTEMPTS, 5i32.into_datum());
-    } else if row.max_attempts() < 1 {
+    } else if row.max_attempts() < 1
+        && old.is_none_or(|old| old.max_attempts() != row.max_attempts())
+    {
         return Err(Error::MaxAttempts {
             value: row.max_attempts(),
         });
@@ -252,24 +262,12 @@ fn resolve(
     } else if !finished && !row.is_null(column::FINISHED_AT) {
         changes.set(&mut row, column::FINISHED_AT, None);
     }
-    if let Some(worker) = row.text(column::STICKY_WORKER) {
+    if let Some(worker) = row.text(column::STICKY_WORKER)
+        && old.is_none_or(|old| old.text(column::STICKY_WORKER) != Some(worker))
+    {
         super::check_worker(worker)?;
     }
     Ok((changes.apply(tuple, descriptor), row))
-}
-
-fn named(value: &str, broken: NameError) -> Error {
-    Error::Name {
-        value: value.to_owned(),
-        broken,
-    }
-}
-
-fn plain(value: &dyn std::fmt::Display, broken: NameError) -> Error {
-    Error::Name {
-        value: value.to_string(),
-        broken,
-    }
 }
 
 fn transaction_start() -> i64 {

@@ -7,6 +7,7 @@ use super::catalog::column;
 use super::hand_over::{HandOver, ResultRow};
 use super::load::ensure_loaded;
 use super::pinned::PinnedRow;
+use super::rules;
 use super::table::{TaskTable, Tid, TupleLock};
 use crate::board::{self, QueueRef, effects, now, stored_key, stored_priority};
 use crate::config;
@@ -135,6 +136,7 @@ pub fn claim_by_id(
     let claimed = match take_aside(queue, priority, &key, band, found, tid, now) {
         Ok(claimed) => claimed,
         Err(Refused::Full) => {
+            rules::key(&key)?;
             return Err(Error::BoardFull {
                 key,
                 max: config::max_keys(),

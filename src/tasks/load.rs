@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use pgrx::pg_sys;
 
+use super::reap::{next_lease, next_pin};
 use super::statements as sql;
 use super::table::TaskTable;
 use crate::board::BoardSettings;
@@ -274,11 +275,8 @@ fn count_running(table: &TaskTable, queue: QueueId, name: &str) {
 /// Tells the board when the queue's next lease and pin end. Whether there are pins.
 pub fn schedule_reaping(table: &TaskTable, queue: QueueId, name: &str) -> bool {
     let known = board::with(|sched| sched.unpin_due(queue));
-    let (_, next_lease) = table.expired_leases(name, i64::MIN, 0);
-    let mut next_pin = None;
-    table.pins(name, |_, until| {
-        next_pin = Some(next_pin.map_or(until, |n: i64| n.min(until)));
-    });
+    let next_lease = next_lease(table, name);
+    let next_pin = next_pin(table, name);
     board::with(|sched| {
         if let Some(at) = next_lease {
             sched.note_lease_due(queue, at);

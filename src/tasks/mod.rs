@@ -3,7 +3,7 @@
 //! - [`table`]: the task table, read directly ([`catalog`]: where it is; `scan_keys`: where a scan begins; `lanes`: a walk over them all; `row_locks`: who
 //!   holds a row; [`pinned`]: rows that wait for one worker)
 //! - [`statements`]: the task table, written through SQL
-//! - [`admit`]: the row trigger
+//! - [`admit`]: the row trigger; [`rules`]: what each row obeys
 //! - [`load`]: what the board knows of a queue, read from the tables
 //! - [`claim`], [`aside`], [`hand_over`]: from the pick to the worker
 //! - [`settle`], [`reap`]: what workers and leases do
@@ -20,6 +20,7 @@ pub mod load;
 pub mod pinned;
 pub mod reap;
 mod row_locks;
+pub mod rules;
 mod scan_keys;
 pub mod settle;
 pub mod statements;

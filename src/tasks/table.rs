@@ -330,26 +330,6 @@ impl TaskTable {
         queues
     }
 
-    /// Running tasks of a queue whose lease ended by `until`, at most `want`; and when the next one ends.
-    pub fn expired_leases(&self, queue: &str, until: i64, want: usize) -> (Vec<Tid>, Option<i64>) {
-        let mut expired = Vec::new();
-        let mut next = None;
-        self.scan(
-            self.catalog.lease,
-            Keys::new().text(1, queue),
-            |table, _| {
-                let ends = table.micros(column::LEASE_UNTIL).unwrap_or(i64::MAX);
-                if ends <= until && expired.len() < want {
-                    expired.push(table.tid());
-                    return true;
-                }
-                next = Some(ends);
-                false
-            },
-        );
-        (expired, next)
-    }
-
     /// Visits the running tasks of a queue in the order in which their leases end, until `each` says stop.
     pub fn leases(&self, queue: &str, mut each: impl FnMut(&TaskTable) -> bool) {
         self.scan(

@@ -338,6 +338,27 @@ fn arrays_of_different_length_are_refused() {
 }
 
 #[test]
+fn a_parent_that_no_task_is_is_refused_later_on_too() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    let parent = enqueue(&mut client, "q", Some("a"));
+    let child = enqueue(&mut client, "q", Some("b"));
+    let set = |parent: i64| {
+        format!("UPDATE harvest_fair.task SET parent_id = {parent} WHERE id = {child}")
+    };
+    let no_such = "parent task 999999999 does not exist";
+    expect_error(&mut client, &set(999_999_999), "23503", no_such, "");
+    execute(&mut client, &set(parent));
+    execute(
+        &mut client,
+        &format!("DELETE FROM harvest_fair.task WHERE id = {parent}"),
+    );
+    // As it was: the parent may be gone by now.
+    execute(&mut client, &set(parent));
+    assert_eq!(claim_one(&mut client, "q").id, child);
+}
+
+#[test]
 fn one_bad_row_of_many_stores_none() {
     let db = Cluster::shared().database();
     let mut client = db.connect();

@@ -32,7 +32,7 @@ fn passes_that_could_not_be_saved_are_saved_the_next_time() {
     wait_until("the janitor says what it cannot do", PATIENCE, || {
         cluster
             .log()
-            .contains("the janitor cannot save passes: not now")
+            .contains("the janitor cannot save passes of queue \"q\": not now")
     });
     execute(&mut client, "DROP TRIGGER refuse ON harvest_fair.key_state");
     wait_until("the passes are saved", PATIENCE, || {
@@ -161,6 +161,36 @@ fn passes_are_saved_once_a_time_though_claims_never_pause() {
         &[],
     );
     assert_eq!(size, 8192, "versions of one row");
+}
+
+#[test]
+fn a_cancel_does_not_end_the_janitor() {
+    let cluster = Cluster::start(brisk_options());
+    let db = cluster.database();
+    let mut client = db.connect();
+    flood(&mut client, "q", "a", 20, "1 hour");
+    claims(&mut client, "q", 2, 1);
+    let janitor = |client: &mut Client| -> Option<i32> {
+        let sql =
+            "SELECT max(pid) FROM pg_stat_activity WHERE backend_type = 'harvest_fair janitor'";
+        one(client, sql, &[])
+    };
+    wait_until("there is a janitor", PATIENCE, || {
+        janitor(&mut client).is_some()
+    });
+    let pid = janitor(&mut client);
+    for _ in 0..20 {
+        execute(
+            &mut client,
+            "SELECT pg_cancel_backend(pid), pg_sleep(0.05) FROM pg_stat_activity
+             WHERE backend_type = 'harvest_fair janitor'",
+        );
+    }
+    claims(&mut client, "q", 1, 1);
+    wait_until("the passes are saved", PATIENCE, || {
+        saved_passes(&mut client) == 1
+    });
+    assert_eq!(janitor(&mut client), pid, "another one");
 }
 
 #[test]

@@ -266,7 +266,7 @@ fn a_duty_of_the_janitor_that_fails_keeps_it_from_no_other() {
     wait_until("the janitor says what it cannot do", PATIENCE, || {
         cluster
             .log()
-            .contains("the janitor cannot take back expired leases: not this one")
+            .contains("task 1 of queue \"q\" cannot be taken back: not this one")
     });
     wait_until("passes are saved all the same", PATIENCE, || {
         one::<i64>(

@@ -3,6 +3,7 @@
 
 mod bad_input;
 mod board;
+mod broken_rows;
 mod cases;
 mod catalog;
 mod chaos;
@@ -13,6 +14,7 @@ mod crew;
 mod dba;
 mod dump;
 mod enqueue;
+mod error_cases;
 mod errors;
 mod examples;
 mod expected;

@@ -3,7 +3,7 @@
 use harvest_fair_server_tests::{Cluster, claim, claim_one, count, flood, keys_of, one};
 use postgres::Client;
 
-use crate::support::{assert_near, claims, drain, execute, stat, state, states};
+use crate::support::{assert_near, claims, drain, execute, stat, state, states, unattended};
 
 /// weight, start, pass, clock, lag
 type Charged = (f64, f64, f64, f64, f64);
@@ -176,6 +176,41 @@ fn fair_state_tells_why_a_key_is_not_eligible() {
         &[],
     );
     assert_eq!(waiting, "later");
+}
+
+#[test]
+fn fair_state_shows_when_the_first_task_was_due_of_a_key_that_is_held_back() {
+    let db = unattended().database();
+    let mut client = db.connect();
+    for (queue, settings, waits_for) in [
+        ("capped", r#"{"key_max_running": 1}"#, "cap"),
+        ("limited", r#"{"key_rate_limit": 0.000001}"#, "rate"),
+        ("closed", r#"{"rate_limit": 0.000001}"#, "rate"),
+    ] {
+        execute(
+            &mut client,
+            &format!(
+                "SELECT fair_configure('{queue}', '{settings}');
+                 INSERT INTO harvest_fair.task (queue, fairness_key, scheduled_at)
+                 SELECT '{queue}', 'a', '2020-01-01'::timestamptz + i * interval '1 day' FROM generate_series(0, 2) i"
+            ),
+        );
+        claim_one(&mut client, queue);
+        assert!(claim(&mut client, queue, "w", 1).is_empty());
+        let shown: String = one(
+            &mut client,
+            "SELECT waiting_for || ' ' || (head_scheduled_at = '2020-01-02') FROM fair_state($1)",
+            &[&queue],
+        );
+        assert_eq!(shown, format!("{waits_for} true"), "{queue}");
+        execute(&mut client, &format!("SELECT fair_pause('{queue}')"));
+        let paused: bool = one(
+            &mut client,
+            "SELECT waiting_for = 'paused' AND head_scheduled_at = '2020-01-02' FROM fair_state($1)",
+            &[&queue],
+        );
+        assert!(paused, "{queue}");
+    }
 }
 
 #[test]
