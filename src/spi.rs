@@ -169,25 +169,33 @@ fn plan(statement: &'static Statement) -> pg_sys::SPIPlanPtr {
 ///
 /// What a claim costs must not hang on the planner's statistics: a generic plan that is made while the task table is
 /// small, or was never analysed, would read the whole table for a row whose address is given. So plans are made, and
-/// made anew after an invalidation, while sequential scans are switched off. Only planning is under this switch, not
+/// made anew after an invalidation, while sequential scans are switched off, and those by address or index on. Only planning is under this switch, not
 /// the execution, in which a user's own triggers may plan statements of theirs.
 struct Planned(*mut pg_sys::CachedPlan);
 
 impl Planned {
     fn now(plan: pg_sys::SPIPlanPtr) -> Planned {
         /// The planner's switches as the session has them, put back when dropped.
-        struct Switches(bool, bool);
+        struct Switches(bool, bool, bool);
         impl Drop for Switches {
             // Also while an ERROR unwinds: these are the session's own settings.
             fn drop(&mut self) {
                 // SAFETY: plain variables of this backend.
-                unsafe { (pg_sys::enable_seqscan, pg_sys::enable_tidscan) = (self.0, self.1) };
+                unsafe {
+                    (pg_sys::enable_seqscan, pg_sys::enable_tidscan) = (self.0, self.1);
+                    pg_sys::enable_indexscan = self.2;
+                }
             }
         }
         // SAFETY: plain variables of this backend; the plan was kept for the session.
         unsafe {
-            let _switches = Switches(pg_sys::enable_seqscan, pg_sys::enable_tidscan);
+            let _switches = Switches(
+                pg_sys::enable_seqscan,
+                pg_sys::enable_tidscan,
+                pg_sys::enable_indexscan,
+            );
             (pg_sys::enable_seqscan, pg_sys::enable_tidscan) = (false, true);
+            pg_sys::enable_indexscan = true;
             Planned(pg_sys::SPI_plan_get_cached_plan(plan))
         }
     }

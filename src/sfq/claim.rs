@@ -119,6 +119,7 @@ enum Outcome<H> {
 ///
 /// On an error the pick under way is retracted; what has been claimed so far is in `out` and was remembered, and is undone
 /// by the caller when its transaction aborts.
+#[allow(clippy::too_many_arguments)]
 pub fn claim<B: Board, R: Rows>(
     board: &mut B,
     rows: &mut R,

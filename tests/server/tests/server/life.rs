@@ -1,7 +1,8 @@
 //! A claimed task's life: completion, failure, release, and back again. What its lease does stands in `leases`.
 
 use harvest_fair_server_tests::{
-    ClaimedTask, Cluster, claim, claim_one, complete, count, enqueue, flood, one, pending, running,
+    ClaimedTask, Cluster, PATIENCE, claim, claim_one, complete, count, enqueue, flood, one,
+    pending, pid_of, running, wait_until,
 };
 use postgres::Client;
 
@@ -41,6 +42,42 @@ fn a_claimed_task_runs_until_it_is_completed_once() {
         "completed true"
     );
     assert!(claim(&mut client, "q", "w", 1).is_empty());
+}
+
+#[test]
+fn a_completion_waits_for_whoever_holds_the_task_and_goes_by_what_is_then() {
+    let db = Cluster::shared().database();
+    let (mut client, mut other) = (db.connect(), db.connect());
+    for (change, completed) in [
+        ("payload = '[]'", true),
+        ("lease = lease + 1", false),
+        ("state = 'pending'", false),
+    ] {
+        enqueue(&mut client, "q", Some("A"));
+        let task = claim_one(&mut client, "q");
+        let mut holder = client.transaction().unwrap();
+        holder
+            .execute(
+                &format!("UPDATE harvest_fair.task SET {change} WHERE id = $1"),
+                &[&task.id],
+            )
+            .unwrap();
+        let pid = pid_of(&mut other);
+        let completion = std::thread::scope(|scope| {
+            let completion = scope.spawn(|| complete(&mut other, &task));
+            wait_until("the completion waits", PATIENCE, || {
+                one(
+                    &mut holder,
+                    "SELECT wait_event_type IS NOT DISTINCT FROM 'Lock' FROM pg_stat_activity WHERE pid = $1",
+                    &[&pid],
+                )
+            });
+            holder.commit().unwrap();
+            completion.join().unwrap()
+        });
+        assert_eq!(completion, completed, "{change}");
+        execute(&mut client, "TRUNCATE harvest_fair.task");
+    }
 }
 
 #[test]

@@ -259,6 +259,34 @@ fn plans_made_while_the_table_was_empty_never_read_all_of_it() {
 }
 
 #[test]
+fn a_completion_finds_its_task_by_its_id_whatever_the_session_has_switched_off() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect_with(
+        "SET enable_indexscan = off; SET enable_indexonlyscan = off; SET enable_bitmapscan = off; SET enable_tidscan = off",
+    );
+    flood(&mut client, "q", "A", 20_000, "1 hour");
+    let size: i64 = one(
+        &mut client,
+        "SELECT pg_relation_size('harvest_fair.task') / 8192",
+        &[],
+    );
+    let task = claim_one(&mut client, "q");
+    let plan: Value = one(
+        &mut client,
+        &format!(
+            "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT fair_complete({}, {})",
+            task.id, task.lease
+        ),
+        &[],
+    );
+    // Most of them are read to make the plan.
+    let read = plan[0]["Plan"]["Shared Hit Blocks"].as_i64().unwrap();
+    assert!(read < size / 2, "{read} of {size} pages");
+    let switched: String = one(&mut client, "SHOW enable_indexscan", &[]);
+    assert_eq!(switched, "off", "the session's own");
+}
+
+#[test]
 fn an_empty_claim_writes_nothing() {
     let db = Cluster::shared().database();
     let mut client = db.connect();
