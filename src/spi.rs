@@ -169,8 +169,8 @@ fn plan(statement: &'static Statement) -> pg_sys::SPIPlanPtr {
 ///
 /// What a claim costs must not hang on the planner's statistics: a generic plan that is made while the task table is
 /// small, or was never analysed, would read the whole table for a row whose address is given. So plans are made, and
-/// made anew after an invalidation, while sequential scans are switched off, and those by address or index on. Only planning is under this switch, not
-/// the execution, in which a user's own triggers may plan statements of theirs.
+/// made anew after an invalidation, while sequential scans are switched off, and those by address or index on. Only planning
+/// is under these switches, not the execution, in which a user's own triggers may plan statements of theirs.
 struct Planned(*mut pg_sys::CachedPlan);
 
 impl Planned {
