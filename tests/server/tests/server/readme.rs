@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::io::Write as _;
+use std::path::Path;
 use std::process::Stdio;
 
 use harvest_fair_server_tests::{Cluster, Database, Options, PATIENCE, holds_within};
@@ -55,6 +56,26 @@ fn examples(readme: &str) -> Vec<Example> {
     }
     examples
 }
+
+/// What the README moves rows out of: a queue of pgmq as far as its table goes. Three messages wait, one of which a reader has
+/// given up, one is in hand, and one is sent with a delay.
+const A_QUEUE_OF_PGMQ: &str = r#"
+    CREATE SCHEMA pgmq;
+    CREATE TABLE pgmq.q_resize (
+        msg_id bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY,
+        read_ct int NOT NULL DEFAULT 0,
+        enqueued_at timestamptz NOT NULL DEFAULT now(),
+        last_read_at timestamptz,
+        vt timestamptz NOT NULL,
+        message jsonb,
+        headers jsonb
+    );
+    INSERT INTO pgmq.q_resize (read_ct, vt, message, headers) VALUES
+        (0, now(), '{"n": 1}', '{"x-pgmq-group": "acme"}'),
+        (1, now(), '{"n": 2}', '{"x-pgmq-group": "acme"}'),
+        (0, now(), '{"n": 3}', '{"x-pgmq-group": "bolt"}'),
+        (1, now() + interval '1 day', '{"n": 4}', '{"x-pgmq-group": "bolt"}'),
+        (0, now() + interval '1 day', '{"n": 5}', NULL)"#;
 
 /// What psql prints, results before errors, without the blanks with which it fills lines up.
 fn psql(database: &Database, sql: &str) -> String {
@@ -111,6 +132,10 @@ fn each_statement_of_the_readme_prints_what_the_readme_shows() {
     // The README makes roles, and they belong to a whole server. On a slow machine no lease may run out meanwhile.
     let cluster = Cluster::start(Options::new().set("harvest_fair.default_lease", "1h"));
     let database = cluster.empty_database();
+    database
+        .connect()
+        .batch_execute(A_QUEUE_OF_PGMQ)
+        .expect("a queue of pgmq");
     let mut faults = String::new();
     for Example { line, sql, shown } in examples(README) {
         let mut printed = psql(&database, &sql);
@@ -189,4 +214,51 @@ fn the_readme_lists_and_uses_each_function_and_each_setting() {
     }
     assert!(functions.len() > 20 && settings.len() > 8, "found too few");
     assert!(missing.is_empty(), "the README lacks {missing:#?}");
+}
+
+/// The name by which links reach a heading.
+fn anchor(heading: &str) -> String {
+    heading
+        .to_lowercase()
+        .chars()
+        .filter(|c| c.is_alphanumeric() || " -_".contains(*c))
+        .map(|c| if c == ' ' { '-' } else { c })
+        .collect()
+}
+
+#[test]
+fn each_link_of_the_readme_leads_to_a_heading_or_a_file() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut prose = String::new();
+    let mut in_block = false;
+    for line in README.lines() {
+        in_block ^= line.starts_with("```");
+        if !in_block {
+            let _ = writeln!(prose, "{line}");
+        }
+    }
+    let anchors: Vec<String> = prose
+        .lines()
+        .filter(|line| line.starts_with('#'))
+        .map(|line| anchor(line.trim_start_matches('#').trim()))
+        .collect();
+    let links: Vec<&str> = prose
+        .split("](")
+        .skip(1)
+        .filter_map(|rest| rest.split_once(')'))
+        .map(|(link, _)| link)
+        .collect();
+    let broken: Vec<&&str> = links
+        .iter()
+        .filter(|link| match link.strip_prefix('#') {
+            Some(name) => !anchors.iter().any(|anchor| anchor == name),
+            None => !root.join(link).exists(),
+        })
+        .collect();
+    assert!(links.len() > 50, "found too few: {links:?}");
+    assert!(broken.is_empty(), "lead nowhere: {broken:?}");
+    let mut once = anchors.clone();
+    once.sort();
+    once.dedup();
+    assert_eq!(once.len(), anchors.len(), "two headings have one anchor");
 }
