@@ -8,32 +8,21 @@
 //! touch memory that is already there, catch every panic, and leave a board that they could not finish poisoned.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
 use pgrx::pg_sys;
 use pgrx::prelude::*;
 
-use super::on_commit::{OnCommit, QueueRef, Wake, apply, find_live, wake};
+use super::notes::{NOTES_A_HOLD, Notes};
+use super::on_commit::{OnCommit, QueueRef, Wake, apply, wake};
 use super::refused::Refused;
 use super::seen::SeenPlaces;
 use super::wait::{self, Line};
-use super::{find_queue, shmem, stored_key};
+use super::{find_queue, shmem};
 use crate::errors::Error;
 use crate::names::Priority;
-use crate::sfq::{Accounted, Charge, DirtyEntry, Noted, Pick, QueueId, QueueState, Row, Sched};
-
-/// Notes applied under one hold of the lock: a bulk load must not stop the claims of others.
-const NOTES_A_HOLD: usize = 256;
-
-struct Note {
-    queue: QueueRef,
-    priority: Priority,
-    key: String,
-    band: u8,
-    row: Row,
-}
+use crate::sfq::{Accounted, Charge, DirtyEntry, Pick, QueueId, QueueState, Row};
 
 type SubId = pg_sys::SubTransactionId;
 
@@ -55,7 +44,7 @@ struct Effects {
     picking: Option<Pick>,
     claims: Vec<(SubId, Charge)>,
     charges: Vec<(SubId, Accounted)>,
-    notes: HashMap<Box<[u8]>, Note>,
+    notes: Notes,
     on_commit: Vec<(SubId, OnCommit)>,
     /// The queue that this session is loading.
     loading: Option<QueueRef>,
@@ -68,8 +57,6 @@ struct Effects {
     written: Vec<Written>,
     /// The waiting line that this session stands in.
     waiting: Option<Line>,
-    /// Reused to build keys of `notes`.
-    scratch: Vec<u8>,
 }
 
 thread_local! {
@@ -132,54 +119,16 @@ pub fn on_commit(effect: OnCommit) {
     EFFECTS.with_borrow_mut(|e| e.on_commit.push((sub, effect)));
 }
 
-/// Notes that a pending row stands in a lane, for the board at commit. Costs no allocation for a lane that the
-/// transaction has noted before. Notes survive the abort of their savepoint: a lane without rows closes by itself.
+/// Notes that a pending row stands in a lane, for the board at commit. Notes survive the abort of their savepoint: a lane
+/// without rows closes by itself.
 pub fn note(scope: u64, queue: &str, priority: Priority, key: &str, band: u8, row: Row) {
-    EFFECTS.with_borrow_mut(|e| {
-        e.scratch.clear();
-        e.scratch.extend_from_slice(&scope.to_ne_bytes());
-        e.scratch
-            .extend_from_slice(&[priority.get(), band, queue.len() as u8]);
-        e.scratch.extend_from_slice(queue.as_bytes());
-        e.scratch.extend_from_slice(key.as_bytes());
-        if let Some(known) = e.notes.get_mut(e.scratch.as_slice()) {
-            if row.pos < known.row.pos {
-                known.row = row;
-            }
-            return;
-        }
-        let queue = QueueRef {
-            scope,
-            name: queue.to_owned(),
-        };
-        e.notes.insert(
-            e.scratch.clone().into_boxed_slice(),
-            Note {
-                queue,
-                priority,
-                key: key.to_owned(),
-                band,
-                row,
-            },
-        );
-    });
+    EFFECTS.with_borrow_mut(|e| e.notes.add(scope, queue, priority, key, band, row));
 }
 
 /// Puts this transaction's own notes for a queue on the board before it commits, so that it can claim what it has
 /// enqueued. They are put there again at commit, when others can see the rows.
 pub fn note_early(queue: QueueId, name: &QueueRef) {
-    EFFECTS.with_borrow(|e| {
-        if e.notes.is_empty() {
-            return;
-        }
-        let now = now();
-        shmem::with(|sched| {
-            for note in e.notes.values().filter(|n| n.queue == *name) {
-                // A full board is dealt with at commit.
-                let _ = apply_note(sched, queue, note, now);
-            }
-        });
-    });
+    EFFECTS.with_borrow(|e| e.notes.put_early(queue, name, now()));
 }
 
 /// Whether this transaction has done something that the board learns of, or may have to undo, when it ends.
@@ -229,19 +178,6 @@ pub fn waiting(line: Option<Line>) {
     EFFECTS.with_borrow_mut(|e| e.waiting = line);
 }
 
-fn apply_note(sched: &mut Sched, queue: QueueId, note: &Note, now: i64) -> Option<Noted> {
-    sched
-        .note(
-            queue,
-            note.priority,
-            &stored_key(&note.key),
-            note.band,
-            note.row,
-            now,
-        )
-        .ok()
-}
-
 impl Effects {
     fn is_empty(&self) -> bool {
         self.picking.is_none()
@@ -274,27 +210,7 @@ impl Effects {
         self.seen.clear();
         self.to_reload.clear();
         self.written.clear();
-        let notes: Vec<Note> = self.notes.drain().map(|(_, note)| note).collect();
-        for notes in notes.chunks(NOTES_A_HOLD) {
-            shmem::with(|sched| {
-                for note in notes {
-                    // A queue that nobody has loaded finds its rows when it is.
-                    let Some(queue) = find_live(sched, &note.queue) else {
-                        continue;
-                    };
-                    let timer = sched.next_timer(queue);
-                    match apply_note(sched, queue, note, now) {
-                        Some(Noted { eligible: true, .. }) => wakes.push(Wake::One(queue)),
-                        // Whoever waits must look at the clock anew when the next timer has come nearer.
-                        Some(Noted { wake: Some(at), .. }) if timer.is_none_or(|t| at < t) => {
-                            wakes.push(Wake::All(queue))
-                        }
-                        // A full board has counted the row; the sweep tries again.
-                        Some(_) | None => {}
-                    }
-                }
-            });
-        }
+        self.notes.put(now, &mut wakes);
         wake(&wakes);
     }
 

@@ -2,12 +2,14 @@
 //!
 //! - [`shmem`]: its place and its lock
 //! - [`effects`]: what a transaction does to it, at once, at commit and on abort
+//! - `notes`: the pending rows that it has noted
 //! - `on_commit`: what it is told at commit
 //! - [`refused`]: refused changes on their way into the audit
 //! - `seen`: what it was told of what an aborted transaction saw
 //! - [`wait`]: sleeping until a task becomes claimable
 
 pub mod effects;
+mod notes;
 mod on_commit;
 pub mod refused;
 mod seen;

@@ -38,7 +38,7 @@ pub struct SeenPlaces {
 }
 
 /// Whether this transaction has changed anything, so that it may see the tables otherwise than other sessions do.
-pub fn has_changes() -> bool {
+fn has_changes() -> bool {
     // SAFETY: reads this backend's transaction state.
     unsafe { pg_sys::GetTopTransactionIdIfAny() != pg_sys::InvalidTransactionId }
 }
@@ -128,6 +128,9 @@ impl SeenPlaces {
         for seen in self.reaping.iter_mut().filter(|seen| seen.sub == sub) {
             (seen.sub, seen.changed) = (parent, true);
         }
+        // A claim that waits comes by here again and again.
+        self.reaping
+            .dedup_by(|a, b| (a.sub, a.changed, &a.queue) == (b.sub, b.changed, &b.queue));
         let left: Vec<_> = self.lanes.extract_if(|(of, _), _| *of == sub).collect();
         for ((_, lane), seen) in left {
             let changed = true;

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::*;
 
+use super::tenants;
 use crate::board::{self, shmem};
 use crate::sfq::{QueueId, Sched, TenantView, Waiting};
 use crate::tasks::catalog::Catalog;
@@ -94,12 +95,11 @@ fn board_stats() -> Result<
     let scope = Catalog::get()?.scope();
     let overflow = shmem::refused_overflow() as i64;
     let mut rows: Vec<StatsRow> = Vec::new();
-    let now = board::now();
+    let mut keys: HashMap<QueueId, Keys> = HashMap::new();
+    tenants::each(scope, board::now(), |key| {
+        keys.entry(key.queue).or_default().count(&key);
+    });
     board::with(|sched| {
-        let mut keys: HashMap<QueueId, Keys> = HashMap::new();
-        sched.tenants(scope, now, |key| {
-            keys.entry(key.queue).or_default().count(&key);
-        });
         let free = i64::from(sched.free_keys());
         sched.queues(|queue| {
             if queue.scope != scope {

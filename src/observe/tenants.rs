@@ -47,17 +47,26 @@ struct Sum {
     served: f64,
 }
 
+/// Keys looked at under one hold of the board's lock: who looks on must not stop the claims of others.
+const KEYS_A_HOLD: u32 = 256;
+
+/// Calls `visit` for every key of the loaded queues of a database.
+pub fn each(scope: u64, now: i64, mut visit: impl FnMut(TenantView<'_>)) {
+    let mut next = Some(0);
+    while let Some(from) = next {
+        next = board::with(|sched| sched.tenants(scope, now, (from, KEYS_A_HOLD), &mut visit));
+    }
+}
+
 /// The keys of all loaded queues of a database, in the order of queue and key.
 pub fn rows(scope: u64) -> Vec<TenantRow> {
     let names: HashMap<QueueId, String> = of_scope(scope).into_iter().collect();
     let now = now();
     let mut found: Vec<(TenantRow, Part)> = Vec::new();
-    board::with(|sched| {
-        sched.tenants(scope, now, |view| {
-            if let Some(queue) = names.get(&view.queue) {
-                found.push(row(queue, &view, now));
-            }
-        });
+    each(scope, now, |view| {
+        if let Some(queue) = names.get(&view.queue) {
+            found.push(row(queue, &view, now));
+        }
     });
     let mut queues: HashMap<QueueId, Sum> = HashMap::new();
     let mut groups: HashMap<(QueueId, &str), f64> = HashMap::new();

@@ -2,7 +2,7 @@
 
 use std::hash::{DefaultHasher, Hasher};
 
-use super::arena::{Idle, OfQueue};
+use super::list::{Idle, OfQueue};
 use super::records::{DIRTY, Entry, FRESH, GROUP, IDLE, TIMED};
 use super::tree::NIL;
 use super::{EntryId, Full, QueueId, QueueState, Sched, Ticks, chain_of};

@@ -9,7 +9,7 @@
 //! | `tree` | the ordered set: a treap whose links stand in the records |
 //! | `node` | one ordered set with its clock: join, claim, charge, undo |
 //! | `lane` | what is believed about one lane, and on what evidence |
-//! | `records`, `arena` | the records, and the byte region seen as such |
+//! | `records`, `arena`, `list` | the records, the byte region seen as such, and lists of entries |
 //! | `text` | the text of keys |
 //! | `tally` | what has happened to a key: counts, served cost, waits |
 //! | `queue` | queues: find, open, drop, settings, counters |
@@ -25,9 +25,10 @@
 //! | `policy` | the settings of a queue |
 //! | `upkeep` | what the keeper of a board needs besides claims |
 //! | `tenants` | what an observer sees of keys, over all their priorities |
-//! | `view` | what an observer sees, and the check of all invariants |
+//! | `view` | what an observer sees |
+//! | `check` | the check of all invariants |
 //! | `inspect` | a copy of the board, to be compared with the tables |
-//! | `preview` | the next claims, without claiming |
+//! | `copy`, `preview` | the next claims, without claiming: what can be claimed is copied, and claimed from the copy |
 //! | `claim` | the driver: from pick to locked row, over any board and any table |
 //! | `fetched` | the rows that a claimer has fetched, kept from one call to the next |
 //!
@@ -44,13 +45,16 @@ mod account;
 mod aging;
 mod arena;
 mod bucket;
+mod check;
 mod claim;
+mod copy;
 mod fetched;
 mod gate;
 mod group;
 mod inspect;
 mod keys;
 mod lane;
+mod list;
 mod node;
 mod outcome;
 mod persist;
@@ -73,12 +77,13 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 
 pub use account::Accounted;
 pub use claim::{Board, Claimed, Lane, Locked, Rows, claim};
+pub use copy::{Copied, CopyBuffer};
 pub use fetched::Memory;
 pub use inspect::{KeyView, LaneView, Snapshot};
 pub use lane::{Next, Row, RowPos};
 pub use pick::{Charge, LaneRef, Order, Pick};
 pub use policy::Policy;
-pub use preview::{Aside, Copied, CopyBuffer, preview};
+pub use preview::{Aside, preview};
 pub use queue::{QueueState, QueueView};
 pub use records::Counters;
 pub use tally::{Outcome, Tally};

@@ -1,6 +1,6 @@
 //! What survives a restart: restoring the persisted passes, rebasing, and telling the periodic snapshot what changed.
 
-use super::arena::OfQueue;
+use super::list::OfQueue;
 use super::records::{DIRTY, FRESH};
 use super::tree::NIL;
 use super::view::DirtyEntry;

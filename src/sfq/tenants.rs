@@ -34,17 +34,25 @@ impl TenantView<'_> {
 }
 
 impl Sched<'_> {
-    /// Calls `visit` for every key of the loaded queues of a scope, as of `now`; not for what is only a group or an override.
-    /// O(all keys).
-    pub fn tenants(&mut self, scope: u64, now: i64, mut visit: impl FnMut(TenantView<'_>)) {
+    /// Calls `visit` for the keys of the loaded queues of a scope, as of `now`; not for what is only a group or an override. It
+    /// looks at so many records from number `from` on, and says where to go on, if there are more.
+    pub fn tenants(
+        &mut self,
+        scope: u64,
+        now: i64,
+        (from, most): (u32, u32),
+        mut visit: impl FnMut(TenantView<'_>),
+    ) -> Option<u32> {
         for slot in self.queues.slots(&self.header.free_queues) {
             let queue = self.queues.get(slot);
-            if queue.stamp != 0 && queue.scope == scope {
+            if from == 0 && queue.stamp != 0 && queue.scope == scope {
                 let stamp = queue.stamp;
                 self.advance(QueueId { slot, stamp }, now);
             }
         }
-        for slot in self.tenants.slots(&self.header.free_tenants) {
+        let last = *self.tenants.slots(&self.header.free_tenants).end();
+        let next = from.saturating_add(most);
+        for slot in from.max(1)..next.min(last.saturating_add(1)) {
             let tenant = self.tenants.get(slot);
             let queue = self.queues.get(tenant.queue);
             let loaded = queue.queue_state() == QueueState::Loaded;
@@ -56,6 +64,7 @@ impl Sched<'_> {
                 visit(view);
             }
         }
+        (next <= last).then_some(next)
     }
 
     fn tenant_view(
@@ -67,14 +76,15 @@ impl Sched<'_> {
     ) -> Option<TenantView<'_>> {
         let mut own_weight = None;
         let (mut eligible, mut waiting, mut head_due) = (false, None, None);
-        let (mut group, mut entries) = (NIL, 0);
+        // Its entries are in groups of the same name.
+        let (mut one_of_them, mut entries) = (NIL, 0);
         for &at in tenant.entries.iter().filter(|at| **at != NIL) {
             let entry = self.entries.get(at);
             if entry.is(GROUP) {
                 continue;
             }
             entries += 1;
-            group = at;
+            one_of_them = at;
             eligible |= entry.member.is_eligible() && queue.is_open();
             waiting = waiting.max(waiting_for(queue, tenant, entry));
             for lane in entry.lanes.iter().filter(|lane| lane.is_open()) {
@@ -89,7 +99,7 @@ impl Sched<'_> {
             return None;
         }
         let latest = Some(f64::from(tenant.own_weight)).filter(|weight| !weight.is_nan());
-        let group = self.group_view(queue, group);
+        let group = self.group_view(queue, one_of_them);
         Some(TenantView {
             queue: QueueId {
                 slot: tenant.queue,

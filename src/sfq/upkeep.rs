@@ -113,7 +113,8 @@ impl Sched<'_> {
     }
 
     /// Whether the board does not know of a pending row at `pos`: the lane is closed, its cursor has passed the place, or it
-    /// sleeps until a later row comes due. Then the lane's generation (0 for an unknown key), which tells whether anything has become visible since.
+    /// sleeps until a later row comes due. Then the lane's generation (0 for an unknown key), which tells whether anything has
+    /// become visible since.
     pub fn missed(
         &self,
         queue: QueueId,

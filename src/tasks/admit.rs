@@ -8,11 +8,12 @@ use pgrx::pg_sys;
 use pgrx::prelude::*;
 
 use super::catalog::{Catalog, column};
+use super::fields::{Changes, Fields};
 use super::pinned::end_of_pin;
 use super::rules;
 use super::table::TaskTable;
 use super::timestamp;
-use crate::board::{OnCommit, QueueRef, effects, now, stored_priority};
+use crate::board::{OnCommit, effects, now, stored_priority};
 use crate::config;
 use crate::errors::Error;
 use crate::names::FairnessKey;
@@ -293,158 +294,5 @@ impl Parent {
             priority: table.get(column::PRIORITY).unwrap_or(3),
             weight: table.get(column::WEIGHT),
         })
-    }
-}
-
-/// The columns of one row version.
-struct Fields {
-    values: [pg_sys::Datum; column::COUNT],
-    nulls: [bool; column::COUNT],
-}
-
-impl Fields {
-    fn of(tuple: pg_sys::HeapTuple, descriptor: pg_sys::TupleDesc) -> Fields {
-        let mut fields = Fields {
-            values: [pg_sys::Datum::from(0); column::COUNT],
-            nulls: [true; column::COUNT],
-        };
-        // SAFETY: tuple and descriptor belong together; a DBA may have added columns, which get room of their own.
-        unsafe {
-            let columns = (*descriptor).natts as usize;
-            if columns <= column::COUNT {
-                pg_sys::heap_deform_tuple(
-                    tuple,
-                    descriptor,
-                    fields.values.as_mut_ptr(),
-                    fields.nulls.as_mut_ptr(),
-                );
-            } else {
-                let mut values = vec![pg_sys::Datum::from(0); columns];
-                let mut nulls = vec![true; columns];
-                pg_sys::heap_deform_tuple(
-                    tuple,
-                    descriptor,
-                    values.as_mut_ptr(),
-                    nulls.as_mut_ptr(),
-                );
-                fields.values.copy_from_slice(&values[..column::COUNT]);
-                fields.nulls.copy_from_slice(&nulls[..column::COUNT]);
-            }
-        }
-        fields
-    }
-
-    fn is_null(&self, column: usize) -> bool {
-        self.nulls[column - 1]
-    }
-
-    fn get<T: FromDatum>(&self, column: usize) -> Option<T> {
-        // SAFETY: callers name the Rust type of the column.
-        unsafe { T::from_datum(self.values[column - 1], self.nulls[column - 1]) }
-    }
-
-    fn text(&self, column: usize) -> Option<&str> {
-        // SAFETY: callers name text columns; the datum lives as long as the row version.
-        unsafe { <&str>::from_datum(self.values[column - 1], self.nulls[column - 1]) }
-    }
-
-    fn micros(&self, column: usize) -> Option<i64> {
-        (!self.is_null(column)).then(|| self.values[column - 1].value() as i64)
-    }
-
-    fn is(&self, state: pg_sys::Oid) -> bool {
-        self.get::<pg_sys::Oid>(column::STATE) == Some(state)
-    }
-
-    fn id(&self) -> i64 {
-        self.get(column::ID).unwrap_or(i64::MAX)
-    }
-
-    fn queue(&self) -> &str {
-        self.text(column::QUEUE).unwrap_or("")
-    }
-
-    fn queue_ref(&self, catalog: &Catalog) -> QueueRef {
-        QueueRef {
-            scope: catalog.scope(),
-            name: self.queue().to_owned(),
-        }
-    }
-
-    fn key(&self) -> &str {
-        self.text(column::FAIRNESS_KEY).unwrap_or("")
-    }
-
-    fn priority(&self) -> i16 {
-        self.get(column::PRIORITY).unwrap_or(3)
-    }
-
-    fn weight(&self) -> Option<f64> {
-        self.get(column::WEIGHT)
-    }
-
-    fn band(&self) -> u8 {
-        u8::from(self.get(column::NEW_START).unwrap_or(false))
-    }
-
-    fn due(&self) -> i64 {
-        self.micros(column::SCHEDULED_AT).unwrap_or(i64::MAX)
-    }
-
-    fn sticky_until(&self) -> Option<i64> {
-        self.micros(column::STICKY_UNTIL)
-    }
-
-    fn lease_until(&self) -> Option<i64> {
-        self.micros(column::LEASE_UNTIL)
-    }
-
-    fn parent_id(&self) -> Option<i64> {
-        self.get(column::PARENT_ID)
-    }
-
-    fn attempt(&self) -> i32 {
-        self.get(column::ATTEMPT).unwrap_or(0)
-    }
-
-    fn max_attempts(&self) -> i32 {
-        self.get(column::MAX_ATTEMPTS).unwrap_or(1)
-    }
-}
-
-/// Columns that the trigger fills in.
-#[derive(Default)]
-struct Changes {
-    columns: Vec<i32>,
-    values: Vec<pg_sys::Datum>,
-    nulls: Vec<bool>,
-}
-
-impl Changes {
-    fn set(&mut self, row: &mut Fields, column: usize, value: Option<pg_sys::Datum>) {
-        let datum = value.unwrap_or(pg_sys::Datum::from(0));
-        row.values[column - 1] = datum;
-        row.nulls[column - 1] = value.is_none();
-        self.columns.push(column as i32);
-        self.values.push(datum);
-        self.nulls.push(value.is_none());
-    }
-
-    fn apply(self, tuple: pg_sys::HeapTuple, descriptor: pg_sys::TupleDesc) -> pg_sys::HeapTuple {
-        if self.columns.is_empty() {
-            return tuple;
-        }
-        // SAFETY: the three arrays have one element a changed column, and live through the call, which only reads them
-        // (the older headers do not say so).
-        unsafe {
-            pg_sys::heap_modify_tuple_by_cols(
-                tuple,
-                descriptor,
-                self.columns.len() as i32,
-                self.columns.as_ptr().cast_mut(),
-                self.values.as_ptr().cast_mut(),
-                self.nulls.as_ptr().cast_mut(),
-            )
-        }
     }
 }

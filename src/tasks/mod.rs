@@ -1,9 +1,9 @@
 //! The life of a task in the table: admitted, claimed, settled, or taken back.
 //!
-//! - [`table`]: the task table, read directly ([`catalog`]: where it is; `scan_keys`: where a scan begins; `lanes`: a walk over them all; `row_locks`: who
-//!   holds a row; [`pinned`]: rows that wait for one worker)
+//! - [`table`]: the task table, read directly ([`catalog`]: where it is; `scan_keys`: where a scan begins; `lanes`: a walk
+//!   over them all; `row_locks`: who holds a row; [`pinned`]: rows that wait for one worker)
 //! - [`statements`]: the task table, written through SQL
-//! - [`admit`]: the row trigger; [`rules`]: what each row obeys
+//! - [`admit`]: the row trigger (`fields`: the row as it sees it); [`rules`]: what each row obeys
 //! - [`load`]: what the board knows of a queue, read from the tables
 //! - [`claim`], [`aside`], [`hand_over`]: from the pick to the worker
 //! - [`settle`], [`reap`]: what workers and leases do
@@ -13,6 +13,7 @@ pub mod admit;
 pub mod aside;
 pub mod catalog;
 pub mod claim;
+mod fields;
 pub mod functions;
 pub mod hand_over;
 mod lanes;

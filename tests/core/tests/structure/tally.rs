@@ -6,11 +6,14 @@ use proptest::prelude::*;
 
 const MINUTE: i64 = 60 * SECOND;
 
+/// All keys at once.
+const ALL: (u32, u32) = (0, u32::MAX);
+
 /// What is seen of a key.
 fn seen<R>(shop: &mut Shop, name: &str, look: impl Fn(&TenantView<'_>) -> R) -> R {
     let now = shop.now;
     let mut seen = None;
-    shop.board.sched().tenants(1, now, |view| {
+    shop.board.sched().tenants(1, now, ALL, |view| {
         if view.key.as_str() == name {
             seen = Some(look(&view));
         }
@@ -93,7 +96,7 @@ fn a_key_is_seen_once_with_what_holds_it_back() {
     let look = |view: TenantView<'_>| (view.key.as_str().to_owned(), view.eligible, view.weight);
     shop.board
         .sched()
-        .tenants(1, now, |view| views.push(look(view)));
+        .tenants(1, now, ALL, |view| views.push(look(view)));
     views.sort_by(|a, b| a.0.cmp(&b.0));
     assert_eq!(
         views,
@@ -110,7 +113,30 @@ fn a_key_is_seen_once_with_what_holds_it_back() {
     assert_eq!(later, (Some(Waiting::Future), None));
     shop.board
         .sched()
-        .tenants(2, now, |_| panic!("of another scope"));
+        .tenants(2, now, ALL, |_| panic!("of another scope"));
+}
+
+#[test]
+fn keys_are_seen_once_each_however_many_are_looked_at_in_one_go() {
+    let mut shop = Shop::default();
+    shop.load();
+    let names: Vec<String> = (0..23).map(|i| format!("k{i:02}")).collect();
+    for name in &names {
+        shop.enqueue(name, 1);
+    }
+    let now = shop.now;
+    for most in [1, 7, 23, 24, 64, 100] {
+        let mut found = Vec::new();
+        let mut next = Some(0);
+        while let Some(from) = next {
+            let mut sched = shop.board.sched();
+            next = sched.tenants(1, now, (from, most), |view| {
+                found.push(view.key.as_str().to_owned());
+            });
+        }
+        found.sort();
+        assert_eq!(found, names, "{most} in one go");
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use postgres::Client;
 use crate::policy_support::release;
 use crate::support::{
     assert_between, assert_near, await_claim, brisk, brisk_options, claims, clock, execute, fail,
-    in_time, state, task_field, unattended,
+    has_expired, in_time, state, task_field, unattended, wait_for_expiry,
 };
 
 const SHORT_LEASE: &str = "SET harvest_fair.default_lease = '1 s'";
@@ -23,22 +23,6 @@ fn extend(client: &mut Client, task: &ClaimedTask, lease_for: Option<&str>) -> O
         "SELECT extract(epoch FROM fair_extend($1::bigint, $2::bigint, $3::text::interval))::float8",
         &[&task.id, &task.lease, &lease_for],
     )
-}
-
-/// Whether the lease that a claim told of is over by the server's clock.
-fn has_expired(client: &mut Client, task: &ClaimedTask) -> bool {
-    one(
-        client,
-        "SELECT clock_timestamp() > $1",
-        &[&task.lease_until],
-    )
-}
-
-/// Takes a task's lease away as a stalled worker would lose it.
-fn wait_for_expiry(client: &mut Client, task: &ClaimedTask) {
-    wait_until("the lease has run out", PATIENCE, || {
-        has_expired(client, task)
-    });
 }
 
 #[test]

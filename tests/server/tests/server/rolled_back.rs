@@ -6,7 +6,7 @@ use harvest_fair_server_tests::{
 };
 use postgres::Client;
 
-use crate::support::{drain, execute, stat, unattended};
+use crate::support::{drain, execute, stat, unattended, wait_for_expiry};
 
 /// Whatever hides pending tasks from the session that does it.
 const CHANGES: [&str; 9] = [
@@ -109,13 +109,7 @@ fn a_lease_whose_extension_is_rolled_back_is_taken_over_when_it_ends() {
     let mut client = db.connect_with("SET harvest_fair.default_lease = '300 ms'");
     enqueue(&mut client, "q", Some("A"));
     let lost = claim_one(&mut client, "q");
-    wait_until("the lease has run out", PATIENCE, || {
-        one(
-            &mut client,
-            "SELECT clock_timestamp() > lease_until FROM harvest_fair.task",
-            &[],
-        )
-    });
+    wait_for_expiry(&mut client, &lost);
     for way in WAYS {
         execute(&mut client, way.0);
         execute(
@@ -130,7 +124,7 @@ fn a_lease_whose_extension_is_rolled_back_is_taken_over_when_it_ends() {
     }
 }
 
-/// What may happen to rows that a session has fetched and not claimed yet, by `(change, how it is known that a task is left)`.
+/// What may happen to rows that a session has fetched and not claimed yet.
 const MEANWHILE: [&str; 9] = [
     "DELETE FROM harvest_fair.task WHERE state = 'pending' AND id % 3 = 0",
     "UPDATE harvest_fair.task SET payload = '[1]' WHERE state = 'pending'",

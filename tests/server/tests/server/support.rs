@@ -291,3 +291,19 @@ pub fn was_struck(error: &postgres::Error) -> bool {
         .code()
         .is_none_or(|code| ["57014", "57P01", "40P01", "25P02"].contains(&code.code()))
 }
+
+/// Whether the lease that a claim told of is over by the server's clock.
+pub fn has_expired(client: &mut Client, task: &ClaimedTask) -> bool {
+    one(
+        client,
+        "SELECT clock_timestamp() > $1",
+        &[&task.lease_until],
+    )
+}
+
+/// Takes a task's lease away as a stalled worker would lose it.
+pub fn wait_for_expiry(client: &mut Client, task: &ClaimedTask) {
+    wait_until("the lease has run out", PATIENCE, || {
+        has_expired(client, task)
+    });
+}

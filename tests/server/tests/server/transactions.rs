@@ -8,7 +8,7 @@ use postgres::{CancelToken, Client, NoTls};
 
 use crate::support::{
     KeyState, assert_all_different, assert_near, brisk_options, claims, drain, execute, state,
-    states, unattended,
+    states, unattended, wait_for_expiry,
 };
 
 const KEYS: [(&str, f64); 3] = [("A", 1.0), ("B", 1.0), ("C", 2.0)];
@@ -318,13 +318,7 @@ fn a_lease_reaped_in_a_savepoint_that_rolls_back_is_found_again_at_once() {
     let mut client = db.connect_with("SET harvest_fair.default_lease = '500 ms'");
     enqueue(&mut client, "q", Some("A"));
     let lost = claim_one(&mut client, "q");
-    wait_until("the lease has run out", PATIENCE, || {
-        one(
-            &mut client,
-            "SELECT clock_timestamp() > lease_until FROM harvest_fair.task",
-            &[],
-        )
-    });
+    wait_for_expiry(&mut client, &lost);
     let mut transaction = client.transaction().unwrap();
     {
         let mut savepoint = transaction.savepoint("s").unwrap();
