@@ -196,7 +196,8 @@ impl World {
         let others = (0..)
             .zip(&self.open)
             .any(|(other, claims)| other != session && !claims.is_empty());
-        let disputed = others || !self.doubted.is_empty();
+        // So may rows of its own that another session has met.
+        let disputed = others || in_doubt || !self.doubted.is_empty();
         let expected: Vec<model::Claim> = (0..n)
             .map_while(|nth| {
                 let claimed = claimed.get(nth);
