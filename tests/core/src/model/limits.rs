@@ -91,7 +91,8 @@ impl Model {
             .then_some(HeldBack::Rate))
     }
 
-    pub(super) fn key_held_back(&self, key: &str, now: i64) -> Option<HeldBack> {
+    /// The same, of what holds back the key alone and not its whole queue.
+    pub fn key_held_back(&self, key: &str, now: i64) -> Option<HeldBack> {
         let cap = self.policy.cap;
         if cap.is_some_and(|cap| self.running(key) >= cap as usize) {
             return Some(HeldBack::Cap);

@@ -25,8 +25,11 @@ impl World {
         sched.entries(self.queue, |entry| {
             let name = (entry.priority.get(), entry.key.as_str().to_string());
             // Rows that vanish behind the board's back leave their key eligible until a claim looks; if it was
-            // asleep, it even joins.
-            let joined = entry.eligible && entry.pass >= entry.clock;
+            // asleep, it even joins, also while the whole queue waits.
+            let awake = entry.eligible
+                || entry.waiting_for.is_some()
+                    && self.model.key_held_back(&name.1, self.now).is_none();
+            let joined = awake && entry.pass >= entry.clock;
             if joined && !self.model.is_eligible(name.0, &name.1) {
                 self.model.join_in_error(name.0, &name.1);
             }
