@@ -316,6 +316,9 @@ impl<H: Clone> Call<'_, H> {
         out: &mut Vec<Claimed<H>>,
     ) {
         let mut settled = None;
+        if let Some(fetched) = self.memory.get_mut(at) {
+            fetched.keep(sched, pick, self.now);
+        }
         match outcome {
             Outcome::Confirm {
                 row,

@@ -2,9 +2,11 @@
 //!
 //! What was seen of a lane is evidence as long as nothing has become visible in it, which its generation tells, and as the
 //! lane's cursor is not before the place where the look began. Rows may have gone meanwhile: that shows when they are locked.
+//! Rows that become visible are mostly later than those that are remembered, up to [`Kept::until`]: then these stay evidence.
 
 use std::collections::{HashMap, VecDeque};
 
+use super::Sched;
 use super::claim::Lane;
 use super::lane::{Row, RowPos};
 use super::pick::{LaneRef, Pick};
@@ -26,6 +28,7 @@ pub struct Memory<H> {
 pub(super) struct Fetched<H> {
     pub lane: Lane,
     generation: u32,
+    kept: Option<Kept>,
     /// Where the look began, or the cursor of a later pick.
     from: RowPos,
     /// When it began (µs).
@@ -35,6 +38,15 @@ pub(super) struct Fetched<H> {
     pub end: bool,
     /// How many of the rows were claimed since some were last fetched.
     claimed: usize,
+}
+
+/// What the board has been told of the rows that are remembered, and has answered.
+#[derive(Clone, Copy)]
+struct Kept {
+    /// See [`super::lane`].
+    reorders: u32,
+    /// Rows that came due up to then (µs) are meant.
+    until: i64,
 }
 
 impl<H> Default for Memory<H> {
@@ -64,6 +76,7 @@ impl<H> Memory<H> {
             self.lanes.push(Fetched {
                 lane: lane(),
                 generation: pick.generation,
+                kept: None,
                 from: pick.cursor,
                 at: now,
                 rows: VecDeque::new(),
@@ -87,13 +100,15 @@ impl<H> Fetched<H> {
     /// Drops what says nothing about what `pick` asks, or is no longer needed.
     pub fn fit(&mut self, pick: &Pick, now: i64) {
         let age = now.saturating_sub(self.at);
-        if self.generation != pick.generation
-            || self.from > pick.cursor
-            || !(0..=LIFETIME).contains(&age)
-        {
-            self.generation = pick.generation;
+        if self.from > pick.cursor || !(0..=LIFETIME).contains(&age) {
             self.restart(pick.cursor, now);
+        } else if self.generation != pick.generation {
+            match self.kept.filter(|kept| kept.reorders == pick.reorders) {
+                Some(kept) => self.forget_after(kept.until),
+                None => self.restart(pick.cursor, now),
+            }
         }
+        self.generation = pick.generation;
         while self
             .rows
             .front()
@@ -110,6 +125,27 @@ impl<H> Fetched<H> {
         self.at = now;
         self.rows.clear();
         self.end = false;
+        self.kept = None;
+    }
+
+    /// Rows may have become visible that are due later.
+    fn forget_after(&mut self, until: i64) {
+        let known = self.rows.partition_point(|(row, _)| row.pos.due <= until);
+        self.rows.truncate(known);
+        self.end = false;
+    }
+
+    /// Under the lock, when a pick's outcome is reported: tells the board what is remembered.
+    pub fn keep(&mut self, sched: &mut Sched<'_>, pick: &Pick, now: i64) {
+        let Some((last, _)) = self.rows.back() else {
+            return;
+        };
+        // Later rows come and go before they are due, and there are often such, of tasks that have failed; whoever remembered
+        // those would have to forget with each new task.
+        let until = last.pos.due.min(now);
+        if let Some(reorders) = sched.remember(pick, until) {
+            self.kept = Some(Kept { reorders, until });
+        }
     }
 
     /// Where to fetch on.

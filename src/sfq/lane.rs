@@ -10,6 +10,9 @@
 //! * `generation`: grows whenever a row becomes visible. What a claimer saw in the table is *evidence* about the rows
 //!   from its `pick.cursor` on, as of a snapshot younger than the pick. It is acted on only if no row has become
 //!   visible since the pick and the lane's cursor is not before the place where the evidence begins.
+//! * `seen`: claimers may remember rows that came due up to then from one call to the next.
+//! * `reorders`: grows whenever such memories may lack a row. A row that becomes visible behind what anybody remembers, as
+//!   most do, leaves it as it is.
 
 /// The place of a row in its lane.
 #[repr(C)]
@@ -72,13 +75,18 @@ pub struct Lane {
     pub head: RowPos,
     /// The own weight of the head row; NaN if it has none or is not known.
     pub weight: f64,
+    /// scheduled_at in microseconds.
+    seen: i64,
     pub generation: u32,
-    flags: u32,
+    /// `reorders` above the flags.
+    marks: u32,
 }
 
 const OPEN: u32 = 1;
 const EXACT: u32 = 2;
 const HELD: u32 = 4;
+const FLAGS: u32 = OPEN | EXACT | HELD;
+const REORDER: u32 = FLAGS + 1;
 
 /// What a claimer took away from the lane under the lock: the state before and after its pick.
 #[derive(Clone, Copy, Debug)]
@@ -105,6 +113,10 @@ impl Taken {
         self.before.generation
     }
 
+    pub fn reorders(&self) -> u32 {
+        self.before.reorders()
+    }
+
     /// The own weight of the expected row.
     pub fn own_weight(&self) -> Option<f64> {
         self.before.own_weight()
@@ -116,20 +128,21 @@ impl Lane {
         cursor: RowPos { due: 0, id: 0 },
         head: RowPos { due: 0, id: 0 },
         weight: f64::NAN,
+        seen: 0,
         generation: 0,
-        flags: 0,
+        marks: 0,
     };
 
     pub fn is_open(&self) -> bool {
-        self.flags & OPEN != 0
+        self.marks & OPEN != 0
     }
 
     pub fn is_exact(&self) -> bool {
-        self.flags & EXACT != 0
+        self.marks & EXACT != 0
     }
 
     pub fn is_held(&self) -> bool {
-        self.flags & HELD != 0
+        self.marks & HELD != 0
     }
 
     pub fn own_weight(&self) -> Option<f64> {
@@ -137,11 +150,40 @@ impl Lane {
     }
 
     fn set(&mut self, flag: u32, on: bool) {
-        self.flags = if on {
-            self.flags | flag
+        self.marks = if on {
+            self.marks | flag
         } else {
-            self.flags & !flag
+            self.marks & !flag
         };
+    }
+
+    /// Opens the lane, with no other flag.
+    fn open(&mut self) {
+        self.marks = self.marks & !FLAGS | OPEN;
+    }
+
+    /// See the head of this file; it wraps around.
+    pub fn reorders(&self) -> u32 {
+        self.marks & !FLAGS
+    }
+
+    /// A row has become visible that came due at `due`, or any if `i64::MIN`.
+    fn grow(&mut self, due: i64) {
+        self.generation = self.generation.wrapping_add(1);
+        if due <= self.seen {
+            self.marks = self.marks.wrapping_add(REORDER);
+        }
+    }
+
+    /// A claimer who made a pick, and then fetched the rows from its cursor on, will remember them up to those that came due at
+    /// `until`. Says how often rows were reordered so far: the memory is good as long as that stays the same; or nothing, if a
+    /// row has become visible since the pick.
+    pub fn remember(&mut self, generation: u32, until: i64) -> Option<u32> {
+        let unchanged = self.generation == generation;
+        if unchanged {
+            self.seen = self.seen.max(until);
+        }
+        unchanged.then(|| self.reorders())
     }
 
     fn head_is(&mut self, row: Row) {
@@ -159,7 +201,7 @@ impl Lane {
     /// Opens the lane, or takes the cursor back, so that `row` is within reach.
     fn reach(&mut self, row: Row) {
         if !self.is_open() {
-            self.flags = OPEN;
+            self.open();
             self.cursor = row.pos;
             self.head_is(row);
         } else if row.pos < self.cursor {
@@ -178,7 +220,7 @@ impl Lane {
 
     /// A pending row became visible.
     pub fn note(&mut self, row: Row) {
-        self.generation = self.generation.wrapping_add(1);
+        self.grow(row.pos.due);
         self.reach(row);
     }
 
@@ -206,7 +248,7 @@ impl Lane {
     /// The evidence contains a row, at or after the pick's cursor, that somebody else holds.
     fn keep_held(&mut self, from: RowPos) {
         if !self.is_open() {
-            self.flags = OPEN;
+            self.open();
             self.cursor = from;
             self.head_is_not_before(from);
         }
@@ -309,14 +351,14 @@ impl Lane {
 
     /// What was seen from a place on has turned out not to be so.
     pub fn look_again(&mut self, from: RowPos) {
-        self.generation = self.generation.wrapping_add(1);
+        self.grow(i64::MIN);
         let held = self.is_open() && self.is_held();
         self.cursor = if self.is_open() {
             self.cursor.min(from)
         } else {
             from
         };
-        self.flags = OPEN;
+        self.open();
         self.set(HELD, held);
         self.head_is_not_before(self.cursor);
     }
@@ -327,7 +369,9 @@ impl Lane {
             return;
         }
         if self.is_same(&taken.after) {
+            let seen = self.seen;
             *self = taken.before;
+            self.seen = seen;
         } else {
             self.reach(Row {
                 pos: taken.expect(),
@@ -340,12 +384,12 @@ impl Lane {
         self.cursor == other.cursor
             && self.head == other.head
             && self.generation == other.generation
-            && self.flags == other.flags
+            && self.marks == other.marks
             && self.weight.to_bits() == other.weight.to_bits()
     }
 
     fn shut(&mut self) {
-        self.flags = 0;
+        self.marks &= !FLAGS;
         self.weight = f64::NAN;
     }
 }

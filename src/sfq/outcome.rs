@@ -86,6 +86,13 @@ impl Sched<'_> {
         self.note_row(slot, charge.band, charge.row, now);
     }
 
+    /// See [`Lane::remember`].
+    pub fn remember(&mut self, pick: &Pick, until: i64) -> Option<u32> {
+        let slot = self.live(pick.epoch, pick.entry);
+        self.lane_mut(slot, pick.band)?
+            .remember(pick.generation, until)
+    }
+
     /// The transaction of a claimer that saw its own changes in a lane has aborted: from the cursor of its picks on, the rows may
     /// be others than it has reported. A lane that the board has forgotten meanwhile is found by the sweep.
     pub fn look_again(&mut self, epoch: u64, lane: LaneRef, from: RowPos, now: i64) {

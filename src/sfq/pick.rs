@@ -45,6 +45,8 @@ pub struct Pick {
     pub cursor: RowPos,
     /// Of the lane at the time of the pick, which is before any snapshot the claimer takes.
     pub generation: u32,
+    /// As often had rows become visible before remembered ones.
+    pub reorders: u32,
     /// The key's pass before the charge.
     pub start: Ticks,
     /// What was charged; zero if nothing.
@@ -376,6 +378,7 @@ impl Sched<'_> {
             exact: taken.exact(),
             cursor: taken.cursor(),
             generation: taken.generation(),
+            reorders: taken.reorders(),
             start,
             step: charged.map_or(Ticks::ZERO, |charged| charged.step),
             cost: if charged.is_some() { cost } else { 0.0 },

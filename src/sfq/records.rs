@@ -11,7 +11,7 @@ use crate::names::Priority;
 
 pub const BANDS: usize = 2;
 /// Bytes of a key that stand in its record.
-pub const KEY_IN_RECORD: usize = 96;
+pub const KEY_IN_RECORD: usize = 80;
 /// Bytes of a key in one chunk.
 pub const CHUNK_TEXT: usize = 60;
 /// Buckets of waits: below 1 ms, then each up to twice the one before, the last one from 18.6 hours on.

@@ -44,6 +44,8 @@ impl Stored {
 #[derive(Clone, Debug, Default)]
 pub struct Table {
     pub rows: BTreeMap<i64, Stored>,
+    /// Looks at a lane, of all sessions.
+    pub probes: usize,
 }
 
 impl Table {
@@ -137,7 +139,6 @@ pub struct Session<'t> {
     /// Picks less outcomes; 0 whenever no call is under way.
     pub under_way: i32,
     pub remembered: Vec<Charge>,
-    pub probes: usize,
 }
 
 impl<'t> Session<'t> {
@@ -147,7 +148,6 @@ impl<'t> Session<'t> {
             owner,
             under_way: 0,
             remembered: Vec::new(),
-            probes: 0,
         }
     }
 }
@@ -163,7 +163,7 @@ impl Rows for Session<'_> {
         want: usize,
         out: &mut Vec<(Row, Self::Handle)>,
     ) -> Result<bool, String> {
-        self.probes += 1;
+        self.table.probes += 1;
         Ok(self.table.probe(self.owner, lane, from, want, out))
     }
 

@@ -3,7 +3,7 @@
 use harvest_fair_core_tests::harness::{
     MemoryBoard, SECOND, Shop, ids, key, passes_on, priority, row,
 };
-use harvest_fair_core_tests::sfq::{Next, Order};
+use harvest_fair_core_tests::sfq::{Next, Order, Sched};
 
 /// A queue in which somebody holds the only row of `held` while claims of `other` carry the clock to 1.
 fn held_back() -> (Shop, i64) {
@@ -116,4 +116,53 @@ fn a_new_handicap_moves_the_rows_that_stand_back() {
     let (queue, now) = (shop.queue, shop.now);
     shop.board.sched().set_handicap(queue, 5 * SECOND, now);
     assert_eq!(ids(&shop.claim(2)), [back, ordinary]);
+}
+
+#[test]
+fn a_session_remembers_rows_while_others_are_added_behind_them() {
+    let mut shop = Shop::default();
+    shop.enqueue("a", 100);
+    // Looks at 2, 4, ... rows, as more and more are found to be wanted.
+    shop.claim(1);
+    for _ in 0..80 {
+        shop.now += 1;
+        shop.enqueue("a", 1);
+        assert_eq!(shop.claim(1).len(), 1);
+    }
+    assert!(shop.table.probes < 10, "{} looks", shop.table.probes);
+    // A row that comes before them is no less served for it.
+    let first = shop.add("a", 3, 0, 0, None);
+    assert_eq!(ids(&shop.claim(1)), [first]);
+}
+
+#[test]
+fn what_sessions_remember_is_known_also_after_a_pick_has_come_to_nothing() {
+    let mut board = MemoryBoard::new(1, 4);
+    let queue = board.open("q");
+    let mut sched = board.sched();
+    let note = |sched: &mut Sched<'_>, due, id| {
+        sched
+            .note(queue, priority(3), &key("a"), 0, row(due, id), 100)
+            .unwrap();
+    };
+    note(&mut sched, 10, 1);
+    note(&mut sched, 20, 2);
+    let mine = sched.pick(queue, 100, Order::Fair, &[]).unwrap();
+    // Another session sees row 2, and that somebody holds it.
+    let other = sched.pick(queue, 100, Order::Fair, &[]).unwrap();
+    let remembered = sched.remember(&other, 20);
+    sched.retract(&other, 100);
+    sched.retract(&mine, 100);
+    note(&mut sched, 30, 3);
+    let later = sched.pick(queue, 100, Order::Fair, &[]).unwrap();
+    assert_eq!(Some(later.reorders), remembered);
+    assert_eq!(
+        sched.remember(&other, 30),
+        None,
+        "it has not looked since row 3 came"
+    );
+    sched.retract(&later, 100);
+    note(&mut sched, 15, 4);
+    let between = sched.pick(queue, 100, Order::Fair, &[]).unwrap();
+    assert_ne!(Some(between.reorders), remembered);
 }
