@@ -32,6 +32,12 @@ pub enum Error {
     MaxTasks { value: i32, max: i32 },
     /// `max_attempts` below 1.
     MaxAttempts { value: i32 },
+    /// A count of a task, to which each claim adds one, that is negative or near the end of its type.
+    Counter {
+        what: &'static str,
+        value: i64,
+        max: i64,
+    },
     /// An interval that must not be negative (or must be positive).
     Duration {
         what: &'static str,
@@ -131,6 +137,7 @@ impl Error {
             Error::Name { .. }
             | Error::MaxTasks { .. }
             | Error::MaxAttempts { .. }
+            | Error::Counter { .. }
             | Error::Duration { .. }
             | Error::StickyFor
             | Error::UnknownSetting { .. }
@@ -157,6 +164,7 @@ impl Error {
                 format!("max_tasks must be between 1 and {max}, not {value}")
             }
             Error::MaxAttempts { value } => format!("max_attempts must be at least 1, not {value}"),
+            Error::Counter { what, value, .. } => format!("{what} {value} is out of range"),
             Error::Duration {
                 what,
                 value,
@@ -269,6 +277,7 @@ impl Error {
             Error::Altered { mend, .. } => mend.clone(),
             Error::Null { .. } => "Give a value.".into(),
             Error::MaxAttempts { .. } => "Give at least 1, or leave it out for 5.".into(),
+            Error::Counter { max, .. } => format!("Give 0 to {max}, or leave it out: each claim adds one."),
             Error::Duration { positive: true, .. } => "Give an interval above zero, or leave it out.".into(),
             Error::Duration { positive: false, .. } => "Give an interval of zero or more, or leave it out.".into(),
             Error::ArrayNull { .. } => "Leave the element out.".into(),

@@ -7,6 +7,7 @@ mod waits;
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::fmt::Write;
+use std::iter;
 
 use crate::comparison::{Both, Comparison, HEAVIEST};
 use crate::log::{SECONDS_A_DAY, Scale, User, day_of};
@@ -254,7 +255,7 @@ fn table(comparison: &Comparison) -> String {
          <tr><th></th><th>claims</th><th>off</th><th>on</th><th>off</th><th>on</th></tr></thead>\n<tbody>\n",
     );
     let typical = (
-        "the typical one of them".to_owned(),
+        "the typical user".to_owned(),
         String::new(),
         comparison.typical(),
     );
@@ -262,7 +263,7 @@ fn table(comparison: &Comparison) -> String {
         .rows()
         .into_iter()
         .map(|row| (row.name, text::count(row.tasks), row.waits));
-    for (name, claims, waits) in rows.chain([typical]) {
+    for (name, claims, waits) in iter::once(typical).chain(rows) {
         let [off, on] =
             [waits.off, waits.on].map(|waits| [text::ms(waits.median), text::ms(waits.p95)]);
         let _ = writeln!(

@@ -8,12 +8,12 @@ use crate::text;
 const NAME: usize = 30;
 
 pub fn of(comparison: &Comparison) -> String {
-    let mut rows = comparison.rows();
-    rows.push(Row {
-        name: "  the typical one of them".to_owned(),
+    let mut rows = vec![Row {
+        name: "the typical user".to_owned(),
         tasks: 0,
         waits: comparison.typical(),
-    });
+    }];
+    rows.extend(comparison.rows());
 
     let mut table = String::new();
     let _ = writeln!(
@@ -51,7 +51,7 @@ pub fn of(comparison: &Comparison) -> String {
     let _ = writeln!(
         table,
         "\nJain's index is 1 when all users get, per fair share, the same service while they and others have tasks waiting.\n\
-         The typical user: the median of the {} others' own medians and 95th percentiles.",
+         The typical user: the median of the own medians and 95th percentiles of the {} others.",
         comparison.others().len()
     );
     table

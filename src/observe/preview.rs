@@ -173,7 +173,8 @@ fn preview(
                 priority,
                 key,
                 tid,
-            }) = next_pinned(sched, queue, &mut pinned)
+                ..
+            }) = next_pinned(sched, queue, &mut pinned, now)
             else {
                 break;
             };
@@ -280,6 +281,7 @@ fn put_back(
         row: back.row,
         priority: back.priority,
         key: back.key,
+        band: back.band,
     });
     (free, pinned.collect())
 }

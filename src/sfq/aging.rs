@@ -99,7 +99,7 @@ pub(super) enum Aged {
 }
 
 /// How many steps a row has come nearer that is due since `due`.
-fn steps(due: i64, now: i64, aging: i64) -> i64 {
+pub(super) fn steps(due: i64, now: i64, aging: i64) -> i64 {
     now.saturating_sub(due).max(0) / aging.max(1)
 }
 

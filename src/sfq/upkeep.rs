@@ -1,9 +1,11 @@
 //! What the keeper of a board needs besides claims: rows claimed aside from the order, what a sweep has found, and
 //! resets after the tables were emptied.
 
+use super::aging;
 use super::pick::{Charge, LaneRef};
 use super::records::{GROUP, IDLE};
 use super::tree::NIL;
+use super::wake::rank_of;
 use super::{Accounted, QueueId, QueueState, Refused, Row, RowPos, Sched, Ticks};
 use crate::names::{FairnessKey, Priority};
 
@@ -91,24 +93,54 @@ impl Sched<'_> {
         self.claim_aside(queue, priority, key, 0, row, now)
     }
 
-    /// The pass that a key would be charged at now: its own, or the clock if it is behind or unknown. Of a key in a group,
-    /// the group's.
-    pub fn pass_of(&self, queue: QueueId, priority: Priority, key: &FairnessKey<'_>) -> Ticks {
+    /// Where a row stands among those that are claimed aside from the fair order: the smallest goes first (rule 2).
+    pub fn turn_of(
+        &self,
+        queue: QueueId,
+        priority: Priority,
+        key: &FairnessKey<'_>,
+        band: u8,
+        pos: RowPos,
+        now: i64,
+    ) -> impl Ord + use<> {
+        let policy = self.queues.get(self.queue_slot(queue)).policy;
+        let steps = match policy.aging {
+            0 => 0,
+            aging => aging::steps(pos.due, now, aging),
+        };
+        let passes = self.passes_of(queue, priority, key);
+        let rank = rank_of(pos, band, policy.handicap);
+        (i64::from(priority.get()) - steps, priority, passes, rank)
+    }
+
+    /// The pass that a key would be charged at now: its own, or the clock if it is behind or unknown. Of a key in a group, the
+    /// group's, then its own within.
+    pub fn passes_of(
+        &self,
+        queue: QueueId,
+        priority: Priority,
+        key: &FairnessKey<'_>,
+    ) -> [Ticks; 2] {
         let clock = self.clock(queue, priority);
         let queue = self.queue_slot(queue);
         if queue == NIL {
-            return clock;
+            return [clock, Ticks::ZERO];
         }
-        let slot = match self.find_entry(queue, priority, key) {
+        let slot = self.find_entry(queue, priority, key);
+        let group = match slot {
             NIL => self.group_to_join(queue, priority, key),
-            slot => match self.entries.get(slot).group {
-                NIL => slot,
-                group => group,
-            },
+            slot => self.entries.get(slot).group,
         };
-        match slot {
+        let pass = |slot: u32, clock| match slot {
             NIL => clock,
             slot => self.entries.get(slot).member.pass.max(clock),
+        };
+        match group {
+            NIL => [pass(slot, clock), Ticks::ZERO],
+            group => {
+                let within = self.entries.get(group).keys().clock();
+                [pass(group, clock), pass(slot, within)]
+            }
         }
     }
 

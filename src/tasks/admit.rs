@@ -247,6 +247,13 @@ fn resolve(
             value: row.max_attempts(),
         });
     }
+    if old.is_none_or(|old| old.attempt() != row.attempt()) {
+        rules::attempt(row.attempt())?;
+    }
+    match row.lease() {
+        Some(lease) if old.is_none_or(|old| old.lease() != Some(lease)) => rules::lease(lease)?,
+        _ => {}
+    }
     if row.is_null(column::NEW_START) {
         changes.set(&mut row, column::NEW_START, false.into_datum());
     }

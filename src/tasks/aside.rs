@@ -33,14 +33,16 @@ pub fn pinned_rows(
     table.pinned(&name.name, worker, now, PINNED)
 }
 
-/// Takes out the pinned row whose turn it is: by priority, lag of its key, due time.
-pub fn next_pinned(sched: &Sched, queue: QueueId, rows: &mut Vec<PinnedRow>) -> Option<PinnedRow> {
+/// Takes out the pinned row whose turn it is: by effective priority, priority, lag of its key, due time in claim order (rule 2).
+pub fn next_pinned(
+    sched: &Sched,
+    queue: QueueId,
+    rows: &mut Vec<PinnedRow>,
+    now: i64,
+) -> Option<PinnedRow> {
     let turn = |row: &PinnedRow| {
-        (
-            row.priority,
-            sched.pass_of(queue, row.priority, &stored_key(&row.key)),
-            row.row.pos,
-        )
+        let key = stored_key(&row.key);
+        sched.turn_of(queue, row.priority, &key, row.band, row.row.pos, now)
     };
     let first = (0..rows.len()).min_by_key(|i| turn(&rows[*i]))?;
     Some(rows.swap_remove(first))
@@ -67,7 +69,7 @@ pub fn claim_pinned(
     while claimed.len() < want {
         // Anew after each charge: the key that was served stands further back.
         let next = board::with(|sched| {
-            let row = next_pinned(sched, queue, &mut rows)?;
+            let row = next_pinned(sched, queue, &mut rows, now)?;
             let refused = sched.refused(queue, &stored_key(&row.key), now);
             Some((row, refused))
         });
@@ -87,7 +89,7 @@ pub fn claim_pinned(
             }
             TupleLock::Gone => continue,
         };
-        match take_aside(queue, row.priority, &row.key, 0, row.row, tid, now) {
+        match take_aside(queue, row.priority, &row.key, row.band, row.row, tid, now) {
             Ok(taken) => claimed.push(taken),
             Err(refused) => leave(&row.key, refused, &mut rows),
         }

@@ -117,6 +117,10 @@ impl Fields {
         self.get(column::ATTEMPT).unwrap_or(0)
     }
 
+    pub fn lease(&self) -> Option<i64> {
+        self.get(column::LEASE)
+    }
+
     pub fn max_attempts(&self) -> i32 {
         self.get(column::MAX_ATTEMPTS).unwrap_or(1)
     }

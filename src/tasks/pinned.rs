@@ -17,6 +17,7 @@ pub struct PinnedRow {
     pub row: Row,
     pub priority: Priority,
     pub key: String,
+    pub band: u8,
 }
 
 /// When a pin ends: NULL and 'infinity' are for good.
@@ -25,7 +26,8 @@ pub fn end_of_pin(sticky_until: Option<i64>) -> i64 {
 }
 
 impl TaskTable {
-    /// Pinned pending rows of one worker in a queue that are due by `now`, at most `want` of each priority.
+    /// Pinned pending rows of one worker in a queue that are due by `now`, at most `want` of each priority, those
+    /// that have been due for longest.
     pub fn pinned(&self, queue: &str, worker: &str, now: i64, want: usize) -> Vec<PinnedRow> {
         let mut found = Vec::new();
         for priority in 1..=5i16 {
@@ -43,6 +45,7 @@ impl TaskTable {
                     row,
                     priority: stored_priority(priority),
                     key,
+                    band: u8::from(table.get(column::NEW_START).unwrap_or(false)),
                 });
                 left -= 1;
                 left > 0

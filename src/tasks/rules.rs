@@ -44,13 +44,32 @@ pub fn weight(value: f64) -> Result<(), Error> {
         .map_err(|broken| error(&value, broken))
 }
 
+/// Checks how often a task has been tried.
+pub fn attempt(value: i32) -> Result<(), Error> {
+    counter("attempt", value.into(), 1_000_000_000)
+}
+
+/// Checks the number of a task's last lease.
+pub fn lease(value: i64) -> Result<(), Error> {
+    counter("lease", value, 1_000_000_000_000_000_000)
+}
+
+fn counter(what: &'static str, value: i64, max: i64) -> Result<(), Error> {
+    if (0..=max).contains(&value) {
+        return Ok(());
+    }
+    Err(Error::Counter { what, value, max })
+}
+
 /// The first rule that the row in the table's slot breaks, if any.
 pub fn broken(row: &TaskTable) -> Option<Error> {
     let check = || {
         queue(&row.get::<String>(column::QUEUE).unwrap_or_default())?;
         key(&row.get::<String>(column::FAIRNESS_KEY).unwrap_or_default())?;
         priority(row.get(column::PRIORITY).unwrap_or(3))?;
-        row.get(column::WEIGHT).map_or(Ok(()), weight)
+        row.get(column::WEIGHT).map_or(Ok(()), weight)?;
+        row.get(column::ATTEMPT).map_or(Ok(()), attempt)?;
+        row.get(column::LEASE).map_or(Ok(()), lease)
     };
     check().err()
 }

@@ -33,8 +33,8 @@ pub static ENQUEUE: Statement = Statement {
 macro_rules! claim_sql {
     ($condition:literal) => {
         concat!(
-            "UPDATE harvest_fair.task SET state = 'running', worker = $2, attempt = attempt OPERATOR(pg_catalog.+) 1, \
-             lease = coalesce(lease, 0) OPERATOR(pg_catalog.+) 1, lease_until = $3, started_at = $4, \
+            "UPDATE harvest_fair.task SET state = 'running', worker = $2, attempt = least(attempt, 2147483646) OPERATOR(pg_catalog.+) 1, \
+             lease = least(coalesce(lease, 0), 9223372036854775806) OPERATOR(pg_catalog.+) 1, lease_until = $3, started_at = $4, \
              finished_at = NULL, charged = $5 WHERE ctid ",
             $condition,
             " RETURNING id, queue, fairness_key, priority, payload, attempt, lease, lease_until, scheduled_at, parent_id"
@@ -87,7 +87,7 @@ pub static FAIL: Statement = Statement {
 
 /// Gives locked tasks back as if they had not been claimed.
 pub static RELEASE: Statement = Statement {
-    sql: "UPDATE harvest_fair.task SET state = 'pending', attempt = attempt OPERATOR(pg_catalog.-) 1, worker = NULL, \
+    sql: "UPDATE harvest_fair.task SET state = 'pending', attempt = greatest(attempt, 1) OPERATOR(pg_catalog.-) 1, worker = NULL, \
           lease_until = NULL, started_at = NULL, charged = NULL WHERE ctid OPERATOR(pg_catalog.=) ANY ($1)",
     args: &[TIDS],
 };

@@ -94,16 +94,9 @@ fn idle(bench: &Bench, database: &Database) -> Result<f64> {
         pids(&mut watcher).len() == bench.sizes.waiting
     });
     let waiting = pids(&mut watcher);
-    // A session that has just begun to wait may have some of its start still before it.
-    let mut before = cpu_time(&waiting)?;
-    for _ in 0..20 {
-        thread::sleep(Duration::from_millis(250));
-        let now = cpu_time(&waiting)?;
-        if now == before {
-            break;
-        }
-        before = now;
-    }
+    // Whatever it waits for, Postgres wakes a session once to report its statistics, ten seconds after its statement before.
+    thread::sleep(Duration::from_secs(11));
+    let before = cpu_time(&waiting)?;
     let start = Instant::now();
     thread::sleep(bench.sizes.idle_time);
     let share = (cpu_time(&waiting)? - before).as_secs_f64() / start.elapsed().as_secs_f64();

@@ -55,10 +55,10 @@ fn a_key_that_is_new_to_its_group_stands_where_the_group_does() {
     shop.weigh("a", 0.1);
     let queue = shop.queue;
     assert_eq!(shop.keys(2, 1), ["a/x", "b/x"]);
-    let mut pass_of = |name| shop.board.sched().pass_of(queue, priority(3), &key(name));
-    assert_eq!(pass_of("a/x"), pass_of("a/new"));
-    assert!(pass_of("a/new") > pass_of("b/new"));
-    assert!(pass_of("b/new") > pass_of("c/new"));
+    let mut passes_of = |name| shop.board.sched().passes_of(queue, priority(3), &key(name));
+    assert_eq!(passes_of("a/x"), passes_of("a/new"));
+    assert!(passes_of("a/new") > passes_of("b/new"));
+    assert!(passes_of("b/new") > passes_of("c/new"));
 }
 
 #[test]

@@ -58,12 +58,36 @@ fn a_row_that_breaks_the_rules_is_taken_back_settled_cancelled_and_deleted_like_
         ("queue = ' q'", "queue name \" q\""),
         ("priority = 9", "priority 9"),
         ("max_attempts = 0", "max_attempts"),
+        ("attempt = 2147483647", "attempt 2147483647 is out of range"),
+        (
+            "lease = 9223372036854775807",
+            "lease 9223372036854775807 is out of range",
+        ),
     ] {
         let sql = format!("UPDATE harvest_fair.task SET {change}");
         expect_error(&mut client, &sql, "22023", message, "");
     }
     execute(&mut client, "DELETE FROM harvest_fair.task");
     assert_eq!(differences(&mut client), [""; 0]);
+}
+
+#[test]
+fn counts_at_the_end_of_their_types_stop_no_claim() {
+    let db = unattended().database();
+    let mut client = db.connect();
+    execute(
+        &mut client,
+        "SET session_replication_role = replica;
+         INSERT INTO harvest_fair.task (id, queue, fairness_key, priority, attempt, lease)
+             VALUES (1, 'q', 'a', 3, 2147483647, 9223372036854775807), (2, 'q', 'a', 3, 0, 0);
+         RESET session_replication_role",
+    );
+    assert_eq!(differences(&mut client).len(), 1, "the row is named");
+    let tasks = claim(&mut client, "q", "w", 2);
+    assert_eq!(tasks.iter().map(|task| task.id).collect::<Vec<_>>(), [1, 2]);
+    for task in tasks {
+        assert!(complete(&mut client, &task), "{task:?}");
+    }
 }
 
 #[test]

@@ -68,6 +68,14 @@ pub const ORDINARY: &[Case] = &[
     ("MaxTasks", "SELECT fair_claim('q', 'w', 0)"),
     ("MaxTasks", "SELECT fair_preview('q', 'w', 1001)"),
     ("MaxAttempts", "SELECT fair_enqueue('q', max_attempts => 0)"),
+    (
+        "Counter",
+        "INSERT INTO harvest_fair.task (queue, attempt) VALUES ('q', 2147483647)",
+    ),
+    (
+        "Counter",
+        "INSERT INTO harvest_fair.task (queue, lease) VALUES ('q', -1)",
+    ),
     ("Duration", "SELECT fair_claim('q', 'w', 1, '-1 s')"),
     ("Duration", "SELECT fair_fail(1, 1, 'x', '-1 s')"),
     ("Duration", "SELECT fair_extend(1, 1, '0')"),

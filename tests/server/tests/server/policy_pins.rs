@@ -8,7 +8,9 @@ use harvest_fair_server_tests::{
 };
 use postgres::{Client, GenericClient};
 
-use crate::policy_support::{claim_by_id, configure, flood_at, preview, release};
+use crate::policy_support::{
+    claim_by_id, configure, flood_at, preview, preview_then_claim, release,
+};
 use crate::support::{await_claim, claims, execute, in_time, state, unattended, woken_by};
 
 /// Enqueues a task of `key` that waits for `worker`, for good where `length` is "".
@@ -374,6 +376,22 @@ fn pinned_tasks_come_by_priority_then_lag_then_due_time() {
         .map(|_| claim(&mut client, "q", "me", 1)[0].id)
         .collect();
     assert_eq!(ids, [of_new, of_level, of_indebted, low]);
+}
+
+#[test]
+fn pinned_tasks_age_and_new_starts_among_them_stand_back() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    configure(&mut client, "q", r#"{"priority_aging": "1 min"}"#);
+    execute(
+        &mut client,
+        "INSERT INTO harvest_fair.task (queue, fairness_key, priority, sticky_worker, new_start, scheduled_at) VALUES
+             ('q', 'urgent', 2, 'me', false, now() - interval '10 s'),
+             ('q', 'new', 2, 'me', true, now() - interval '20 s'),
+             ('q', 'old', 5, 'me', false, now() - interval '10 min')",
+    );
+    let (_, tasks) = preview_then_claim(&mut client, "q", "me", 3);
+    assert_eq!(keys_of(&tasks), ["old", "urgent", "new"]);
 }
 
 #[test]

@@ -59,6 +59,8 @@ fn a_promoted_standby_goes_on_where_the_primary_was() {
         "fair_lag('q')",
         "fair_chart('q')",
         "fair_prune('q')",
+        "fair_charge('q', 'A')",
+        "fair_preview('q', 'w')",
     ] {
         let (function, _) = call.split_once('(').unwrap();
         let sql = format!("SELECT FROM {call}");
@@ -70,8 +72,10 @@ fn a_promoted_standby_goes_on_where_the_primary_was() {
             "Connect to the primary",
         );
     }
-    execute(&mut reader, "SELECT * FROM harvest_fair.stats");
-    execute(&mut reader, "SELECT * FROM harvest_fair.tenant_stats");
+    for view in ["stats", "tenant_stats"] {
+        let sql = format!("SELECT count(*) FROM harvest_fair.{view}");
+        assert_eq!(one::<i64>(&mut reader, &sql, &[]), 0, "{view}");
+    }
 
     drop(client);
     primary.stop(Shutdown::Immediate);
