@@ -60,7 +60,7 @@ fn a_promoted_standby_goes_on_where_the_primary_was() {
         "fair_chart('q')",
         "fair_prune('q')",
         "fair_charge('q', 'A')",
-        "fair_preview('q', 'w')",
+        "fair_preview('q', 'w', 1)",
     ] {
         let (function, _) = call.split_once('(').unwrap();
         let sql = format!("SELECT FROM {call}");
