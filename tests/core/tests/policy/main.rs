@@ -48,6 +48,24 @@ fn waiting_for(shop: &mut Shop) -> BTreeMap<(u8, String), Option<Waiting>> {
 }
 
 #[test]
+fn a_claim_is_charged_what_its_keys_tasks_took_on_average_when_a_queue_charges_by_seconds() {
+    let mut shop = Shop::with(Policy {
+        by_seconds: true,
+        ..Policy::default()
+    });
+    shop.enqueue("a", 4);
+    let queue = shop.queue;
+    assert_eq!(shop.claim(1)[0].charged, 1.0, "nothing was measured yet");
+    shop.board.sched().measured(queue, &key("a"), 34.0);
+    assert_eq!(shop.claim(1)[0].charged, 34.0);
+    shop.board.sched().measured(queue, &key("a"), 4.0);
+    let charged = shop.claim(1)[0].charged;
+    assert!(4.0 < charged && charged < 34.0, "{charged}");
+    shop.configure(Policy::default());
+    assert_eq!(shop.claim(1)[0].charged, 1.0);
+}
+
+#[test]
 fn worker_time_is_shared_when_a_queue_charges_by_seconds() {
     let mut shop = Shop::with(Policy {
         by_seconds: true,
