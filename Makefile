@@ -13,7 +13,7 @@ help:
 	@echo 'make test      all tests, on a private Postgres 18'
 	@echo 'make soak      five minutes of faults under load, and a million claims in one backend, on private servers'
 	@echo 'make assertions  the server tests on a Postgres built with assertions, about 40 minutes'
-	@echo 'make mutations break the scheduling core in dozens of ways, and see that its tests notice, about 15 minutes'
+	@echo 'make mutations break the scheduling core in dozens of ways, and see that its tests notice, about 25 minutes'
 	@echo 'make bench     measure against what one would use instead, about 25 minutes, into bench/RESULTS.md'
 	@echo 'make bench-quick   the same with tiny sizes, to see that it works'
 	@echo 'make psql      a prompt on a private server with the extension'
