@@ -335,6 +335,32 @@ fn a_waiting_worker_can_be_terminated() {
 }
 
 #[test]
+fn a_waiting_worker_whose_client_has_gone_ends_where_connections_are_checked() {
+    let db = unattended().database();
+    let mut client = db.connect();
+    let environment = db.cluster().environment();
+    let mut psql = environment
+        .command(environment.program("psql"))
+        .args(["-X", "-h"])
+        .arg(db.cluster().socket_dir())
+        .args(["-U", "postgres", "-p", "5432", "-d", db.name()])
+        .args(["-c", "SET client_connection_check_interval = '100 ms'"])
+        .args(["-c", "SELECT fair_claim('q', 'gone', 1, '1 hour')"])
+        .spawn()
+        .expect("psql can be started");
+    wait_until("the worker waits", PATIENCE, || {
+        stat(&mut client, "q", "waiting") == 1
+    });
+    psql.kill().expect("psql can be killed");
+    psql.wait().expect("psql ends");
+    wait_until("its session ends", PATIENCE, || {
+        stat(&mut client, "q", "waiting") == 0
+    });
+    enqueue(&mut client, "q", None);
+    assert_eq!(claim_one(&mut client, "q").attempt, 1);
+}
+
+#[test]
 fn a_fast_shutdown_does_not_wait_for_waiting_workers() {
     let cluster = Cluster::start(Options::new());
     let db = cluster.database();
