@@ -44,8 +44,8 @@ mutations:
 
 # What pgxn(1) calls before install: set-up, and a build that install finds done.
 all:
-	@HF_STEPS=5 scripts/setup.sh
-	@scripts/build.sh
+	@HF_STEPS=4 scripts/setup.sh
+	@scripts/build.sh >/dev/null
 
 bench:
 	@scripts/bench.sh
@@ -54,15 +54,15 @@ bench-quick:
 	@scripts/bench.sh --quick
 
 install:
-	@HF_STEPS=5 scripts/setup.sh
-	@echo '[5/5] building and installing the extension (the first time a few minutes)' >&2
+	@HF_STEPS=4 scripts/setup.sh
+	@echo '[4/4] building and installing the extension (the first time a few minutes)' >&2
 	@scripts/install.sh
 
 psql:
-	@HF_STEPS=6 scripts/setup.sh
-	@echo '[5/6] building and installing the extension (the first time a few minutes)' >&2
+	@HF_STEPS=5 scripts/setup.sh
+	@echo '[4/5] building and installing the extension (the first time a few minutes)' >&2
 	@scripts/install.sh
-	@echo '[6/6] private server' >&2
+	@echo '[5/5] private server' >&2
 	@scripts/server.sh psql
 
 lint:

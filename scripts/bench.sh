@@ -2,7 +2,7 @@
 # make bench, make bench-quick: fetches the rivals' SQL, builds, and measures on a private server. Arguments go to the
 # benchmark: --quick, and names of questions to ask only those.
 
-export HF_STEPS=7
+export HF_STEPS=6
 . "$(dirname "$0")/env.sh"
 
 PGMQ=0.33.7
@@ -75,7 +75,7 @@ for node in ast.parse(source).body:
 PY
 }
 
-step 5 "the rivals' SQL"
+step 4 "the rivals' SQL"
 # Kept until what is wanted changes.
 wanted=$(cat bench/rivals.txt scripts/bench.sh | sha256sum)
 if [ "$(cat "$HF_BENCH_RIVALS/wanted" 2>/dev/null)" != "$wanted" ]; then
@@ -89,8 +89,8 @@ fi
 
 # --- Run -------------------------------------------------------------------------------------------------------------
 
-step 6 "building and installing the extension (the first time a few minutes)"
+step 5 "building and installing the extension (the first time a few minutes)"
 scripts/install.sh
 
-step 7 "building and running the benchmark"
+step 6 "building and running the benchmark"
 CARGO_TARGET_DIR=$HF_TARGET cargo run --locked --release --package harvest_fair_bench -- "$@"

@@ -2,13 +2,12 @@
 # make deb: dist/postgresql-NN-harvest-fair_VERSION-1_ARCH.deb for the major version of the Postgres in use. The library is
 # made from that Postgres' headers, and fits every Postgres of the same major version on the same or a later Debian or Ubuntu.
 
-export HF_STEPS=5
+export HF_STEPS=4
 . "$(dirname "$0")/env.sh"
 command -v dpkg-deb >/dev/null || die "there is no dpkg-deb here"
 # With HF_IN_TEST=1 all is set up and built already.
 [ -n "${HF_IN_TEST:-}" ] || "$HF_ROOT/scripts/setup.sh"
 hf_find_postgres
-cargo_pgrx=$(hf_cargo_pgrx) || die "cargo-pgrx $HF_CARGO_PGRX_VERSION is missing: run scripts/setup.sh"
 cd "$HF_ROOT"
 
 version=$(hf_version)
@@ -17,13 +16,10 @@ architecture=$(dpkg --print-architecture)
 stage=$HF_CACHE/deb$HF_PG_MAJOR
 deb=dist/${package}_$version-1_$architecture.deb
 
-[ -n "${HF_IN_TEST:-}" ] || step 5 "building the package (the first time a few minutes)"
+[ -n "${HF_IN_TEST:-}" ] || step 4 "building the package (the first time a few minutes)"
 rm -rf "$stage"
 mkdir -p "$stage" dist
-export CARGO_TARGET_DIR=$HF_TARGET/pg$HF_PG_MAJOR PGRX_BUILD_FLAGS=--locked
-log=$HF_CACHE/logs/deb-$HF_PG_MAJOR.log
-"$cargo_pgrx" pgrx package --package harvest_fair --pg-config "$HF_PG_CONFIG" --out-dir "$stage/built" \
-  --no-default-features --features "pg$HF_PG_MAJOR" </dev/null >"$log" || { cat "$log" >&2; die "the package was not built"; }
+files=$(scripts/build.sh)
 
 # Where Debian's Postgres keeps them, wherever the one in use does.
 root=$stage/root
@@ -31,8 +27,8 @@ lib=usr/lib/postgresql/$HF_PG_MAJOR/lib
 share=usr/share/postgresql/$HF_PG_MAJOR/extension
 doc=usr/share/doc/$package
 mkdir -p "$root/DEBIAN" "$root/$lib" "$root/$share" "$root/$doc"
-find "$stage/built" -name harvest_fair.so -exec install -m 644 -t "$root/$lib" {} +
-find "$stage/built" \( -name 'harvest_fair.control' -o -name 'harvest_fair--*.sql' \) -exec install -m 644 -t "$root/$share" {} +
+install -m 644 "$files/harvest_fair.so" "$root/$lib"
+install -m 644 "$files"/harvest_fair.control "$files"/harvest_fair--*.sql "$root/$share"
 strip --strip-unneeded "$root/$lib/harvest_fair.so"
 
 gzip -9n <README.md >"$root/$doc/README.md.gz"
@@ -75,6 +71,7 @@ find "$root" -type d -exec chmod 755 {} +
 # The same commit makes the same file.
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct 2>/dev/null || stat -c %Y CHANGELOG.md)
 export SOURCE_DATE_EPOCH
+log=$HF_CACHE/logs/deb-$HF_PG_MAJOR.log
 dpkg-deb --root-owner-group --build "$root" "$deb" >"$log" || { cat "$log" >&2; die "dpkg-deb failed"; }
 rm -rf "$stage"
 say "wrote $deb"

@@ -13,7 +13,7 @@ mkdir -p dist "$HF_CACHE"
 # Ends with this script, and carries the name that it has in the archive.
 folder=$(mktemp -d "$HF_CACHE/dist.XXXXXX")
 trap 'rm -rf "$folder"' EXIT
-sed -e "s/@CARGO_VERSION@/$version/; s/@RELEASE_STATUS@/$status/" META.json.in >"$folder/META.json"
+sed -e "s/@VERSION@/$version/; s/@RELEASE_STATUS@/$status/" META.json.in >"$folder/META.json"
 git archive --prefix="harvest_fair-$version/" --add-file="$folder/META.json" --format=zip -o "dist/harvest_fair-$version.zip" HEAD
 python3 -c 'import sys, zipfile; zipfile.ZipFile(sys.argv[1]).extractall(sys.argv[2])' "dist/harvest_fair-$version.zip" "$folder"
 python3 scripts/check-meta.py "$folder/harvest_fair-$version/META.json" "$folder/harvest_fair-$version" \

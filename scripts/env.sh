@@ -31,7 +31,6 @@ HF_TARGET=${CARGO_TARGET_DIR:-$HF_ROOT/target}
 # Made absolute, since cargo would take it from the folder it runs in.
 case $HF_TARGET in /*) ;; *) HF_TARGET=$PWD/$HF_TARGET ;; esac
 CARGO_HOME=${CARGO_HOME:-${HOME:?neither HOME nor CARGO_HOME is set}/.cargo}
-HF_CARGO_PGRX_VERSION=0.18.1
 # What pip unpacks has parts that fit one Python only.
 hf_python=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true)
 HF_PSYCOPG=$HF_CACHE/psycopg-$hf_python
@@ -42,7 +41,7 @@ export HF_ROOT HF_CACHE HF_TARGET CARGO_HOME HF_PSYCOPG HF_NODE
 say() { printf '%s\n' "$*" >&2; }
 die() { printf 'harvest_fair: %s\n' "$*" >&2; exit 1; }
 # step N TEXT: a long step says what it does and how far we are.
-step() { local n=$1; shift; say "[$n/${HF_STEPS:-4}] $*"; }
+step() { local n=$1; shift; say "[$n/${HF_STEPS:-3}] $*"; }
 
 # What another program's environment says must not reach our servers, clients and builds. pgrx puts backtraces into the
 # DETAIL of errors.
@@ -56,8 +55,6 @@ case :$PATH: in *:"$CARGO_HOME/bin":*) ;; *) export PATH=$CARGO_HOME/bin:$PATH ;
 
 # pgrx keeps its own files in PGRX_HOME (default: the user's home), and reads the Postgres to build for from the second.
 export PGRX_HOME=$HF_CACHE/pgrx
-# build.rs does the same without a second build of every crate.
-export CARGO_PGRX_DISABLE_GC_SECTIONS_WORKAROUND=1
 
 if [ -n "${PG_CONFIG:-}" ]; then
   HF_PG_CONFIG=$PG_CONFIG
@@ -113,19 +110,6 @@ hf_find_postgres() {
   export HF_PG_MAJOR HF_PG_BINDIR
   export PGRX_PG_CONFIG_PATH=$HF_PG_CONFIG
   hf_find_runas
-}
-
-# hf_cargo_pgrx: prints the path of the right cargo-pgrx, if there is one. Another version that the user keeps in
-# CARGO_HOME is left alone.
-hf_cargo_pgrx() {
-  local bin
-  for bin in "$CARGO_HOME/bin/cargo-pgrx" "$HF_CACHE/tools/bin/cargo-pgrx"; do
-    if [ -x "$bin" ] && [ "$("$bin" pgrx --version 2>/dev/null)" = "cargo-pgrx $HF_CARGO_PGRX_VERSION" ]; then
-      printf '%s\n' "$bin"
-      return
-    fi
-  done
-  return 1
 }
 
 # hf_own FOLDER: gives an empty folder to the user that runs the servers.

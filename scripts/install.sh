@@ -3,22 +3,18 @@
 
 . "$(dirname "$0")/env.sh"
 hf_find_postgres
-cargo_pgrx=$(hf_cargo_pgrx) || die "cargo-pgrx $HF_CARGO_PGRX_VERSION is missing: run scripts/setup.sh"
+files=$("$HF_ROOT/scripts/build.sh")
+lib=$("$HF_PG_CONFIG" --pkglibdir)
+share=$("$HF_PG_CONFIG" --sharedir)/extension
 
 sudo=()
-for dir in "$("$HF_PG_CONFIG" --pkglibdir)" "$("$HF_PG_CONFIG" --sharedir)/extension"; do
+for dir in "$lib" "$share"; do
   if [ ! -w "$dir" ]; then
     command -v sudo >/dev/null || die "you may not write to $dir, and there is no sudo"
-    sudo=(--sudo)
+    sudo=(sudo)
   fi
 done
-
-# A folder of its own for each major version: Postgres's headers are compiled in, and changing them rebuilds almost all.
-export CARGO_TARGET_DIR=$HF_TARGET/pg$HF_PG_MAJOR
-export PGRX_BUILD_FLAGS=--locked
-cd "$HF_ROOT"
-# cargo's own progress is on stderr. Of what cargo-pgrx prints on stdout, errors are of interest.
-log=$HF_CACHE/logs/install-$HF_PG_MAJOR.log
-"$cargo_pgrx" pgrx install --release "${sudo[@]}" --package harvest_fair --pg-config "$HF_PG_CONFIG" \
-  --no-default-features --features "pg$HF_PG_MAJOR" </dev/null >"$log" || { cat "$log" >&2; die "the extension was not installed"; }
-say "      installed into $("$HF_PG_CONFIG" --pkglibdir) and $("$HF_PG_CONFIG" --sharedir)/extension"
+# install(1) makes new files: a server that runs keeps the library that it has loaded.
+"${sudo[@]}" install -m 755 "$files/harvest_fair.so" "$lib"
+"${sudo[@]}" install -m 644 "$files"/harvest_fair.control "$files"/harvest_fair--*.sql "$share"
+say "      installed into $lib and $share"

