@@ -147,6 +147,7 @@ pub fn claim_by_id(
         Err(Refused::Capped | Refused::Limited | Refused::Paused) => return Ok(()),
     };
     let hand = HandOver {
+        table: &table,
         queue,
         name: &name,
         worker,

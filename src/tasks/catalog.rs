@@ -19,11 +19,13 @@ pub mod column {
     pub const NEW_START: usize = 7;
     pub const STICKY_WORKER: usize = 8;
     pub const STICKY_UNTIL: usize = 9;
+    pub const PAYLOAD: usize = 10;
     pub const STATE: usize = 11;
     pub const SCHEDULED_AT: usize = 12;
     pub const PARENT_ID: usize = 13;
     pub const ATTEMPT: usize = 14;
     pub const MAX_ATTEMPTS: usize = 15;
+    pub const WORKER: usize = 16;
     pub const LEASE: usize = 17;
     pub const LEASE_UNTIL: usize = 18;
     pub const CHARGED: usize = 19;

@@ -307,6 +307,7 @@ fn claim_queue(
         return Ok(Round { handed: 0, held });
     }
     HandOver {
+        table,
         queue,
         name,
         worker,

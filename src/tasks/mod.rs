@@ -2,7 +2,7 @@
 //!
 //! - [`table`]: the task table, read directly ([`catalog`]: where it is; `scan_keys`: where a scan begins; `lanes`: a walk
 //!   over them all; `row_locks`: who holds a row; [`pinned`]: rows that wait for one worker)
-//! - [`statements`]: the task table, written through SQL
+//! - [`statements`]: the task table, written through SQL; [`write`]: written directly, by claims and completions
 //! - [`admit`]: the row trigger (`fields`: the row as it sees it); [`rules`]: what each row obeys
 //! - [`load`]: what the board knows of a queue, read from the tables
 //! - [`claim`], [`aside`], [`hand_over`]: from the pick to the worker
@@ -26,6 +26,7 @@ mod scan_keys;
 pub mod settle;
 pub mod statements;
 pub mod table;
+pub mod write;
 
 use pgrx::datum::Interval;
 use pgrx::pg_sys;

@@ -51,7 +51,7 @@ pub fn text(value: &str) -> pg_sys::Datum {
 impl Keys {
     pub fn new() -> Keys {
         Keys {
-            keys: Vec::with_capacity(5),
+            keys: Vec::with_capacity(6),
             members: Vec::with_capacity(3),
         }
     }

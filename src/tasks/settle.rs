@@ -6,15 +6,17 @@
 use pgrx::IntoDatum;
 use pgrx::pg_sys;
 
-use super::catalog::{Catalog, column};
+use super::catalog::column;
 use super::reap::{text, tid, tids};
 use super::statements as sql;
 use super::table::{TaskTable, Tid, TupleLock};
+use super::write::{Writer, show_changes};
 use super::{claim::check_transaction, shown, timestamp};
 use crate::board::{self, OnCommit, QueueRef, effects, now, shmem, stored_priority};
 use crate::config;
 use crate::errors::Error;
 use crate::names::{Cost, Priority};
+use crate::sfq::Outcome;
 use crate::spi;
 
 const MICROS_PER_S: i64 = 1_000_000;
@@ -133,8 +135,13 @@ impl Account {
 }
 
 /// Locks the tasks whose leases are held, in the order of their ids (two sessions that settle the same tasks must not
-/// wait for each other), and returns each with its place in the call.
-fn held(table: &TaskTable, ids: &[i64], leases: &[i64]) -> Vec<(usize, Task)> {
+/// wait for each other), and returns each with its place in the call. `locked` is told of each while the table's slot holds it.
+fn held(
+    table: &TaskTable,
+    ids: &[i64],
+    leases: &[i64],
+    mut locked: impl FnMut(&Task),
+) -> Vec<(usize, Task)> {
     let mut places: Vec<usize> = (0..ids.len()).collect();
     places.sort_by_key(|i| ids[*i]);
     places.dedup_by_key(|i| (ids[*i], leases[*i]));
@@ -142,7 +149,9 @@ fn held(table: &TaskTable, ids: &[i64], leases: &[i64]) -> Vec<(usize, Task)> {
         .into_iter()
         .filter_map(|i| {
             pgrx::check_for_interrupts!();
-            Some((i, Task::held(table, ids[i], leases[i])?))
+            let task = Task::held(table, ids[i], leases[i])?;
+            locked(&task);
+            Some((i, task))
         })
         .collect();
     tasks.sort_by_key(|(i, _)| *i);
@@ -164,54 +173,55 @@ pub fn complete(ids: &[i64], leases: &[i64], costs: &[Option<f64>]) -> Result<Ve
             broken,
         })?;
     }
-    if let (&[id], &[lease]) = (ids, leases) {
-        let done = complete_one(id, lease, costs.first().copied().flatten())?;
-        return Ok(if done { vec![id] } else { Vec::new() });
-    }
     let table = TaskTable::open()?;
-    let tasks = held(&table, ids, leases);
-    if tasks.is_empty() {
-        return Ok(Vec::new());
-    }
+    let writer = Writer::open(
+        &table,
+        [
+            column::STATE,
+            column::FINISHED_AT,
+            column::LEASE_UNTIL,
+            column::NEW_START,
+        ],
+    );
     let now = now();
+    let tasks = held(&table, ids, leases, |task| {
+        if let Some(writer) = &writer {
+            // Must say the same as the statement, and what the row trigger says of it.
+            writer.write([
+                table.catalog.completed.into_datum(),
+                Some(timestamp(now)),
+                None,
+                false.into_datum(),
+            ]);
+            let account = &task.account;
+            effects::on_commit(OnCommit::Running {
+                queue: account.queue.clone(),
+                key: account.key.clone(),
+                delta: -1,
+                outcome: Some(Outcome::Completed),
+            });
+        }
+    });
     for (i, task) in &tasks {
         task.account.correct(costs.get(*i).copied().flatten(), now);
     }
-    let rows: Vec<Tid> = tasks.iter().map(|(_, task)| task.tid).collect();
-    update(&sql::COMPLETE, &[tids(&rows), Some(timestamp(now))]);
-    Ok(tasks.iter().map(|(i, _)| ids[*i]).collect())
-}
-
-/// A single task is found, waited for and completed by one statement.
-fn complete_one(id: i64, lease: i64, cost: Option<f64>) -> Result<bool, Error> {
-    let scope = Catalog::get()?.scope();
-    let now = now();
-    let args = [id.into_datum(), lease.into_datum(), Some(timestamp(now))];
-    let account = spi::connect(|spi| {
-        let rows = spi.run(&sql::COMPLETE_ONE, &args);
-        (rows.len() > 0).then(|| Account {
-            queue: QueueRef {
-                scope,
-                name: rows.get(0, 1).unwrap_or_default(),
-            },
-            key: rows.get(0, 2).unwrap_or_default(),
-            priority: stored_priority(rows.get(0, 3).unwrap_or(3)),
-            weight: rows.get(0, 4),
-            charged: rows.get(0, 5),
-            started_at: rows.datum(0, 6).map(|at| at.value() as i64),
-        })
-    });
-    if let Some(account) = &account {
-        account.correct(cost, now);
+    if tasks.is_empty() {
+        return Ok(Vec::new());
     }
-    Ok(account.is_some())
+    if writer.is_some() {
+        show_changes();
+    } else {
+        let rows: Vec<Tid> = tasks.iter().map(|(_, task)| task.tid).collect();
+        update(&sql::COMPLETE, &[tids(&rows), Some(timestamp(now))]);
+    }
+    Ok(tasks.iter().map(|(i, _)| ids[*i]).collect())
 }
 
 /// Gives tasks back: pending again, charge undone (rule 5), attempt not counted. Returns the ids that were settled.
 pub fn release(ids: &[i64], leases: &[i64]) -> Result<Vec<i64>, Error> {
     check_transaction("fair_release")?;
     let table = TaskTable::open()?;
-    let tasks = held(&table, ids, leases);
+    let tasks = held(&table, ids, leases, |_| {});
     if tasks.is_empty() {
         return Ok(Vec::new());
     }

@@ -61,15 +61,6 @@ pub static COMPLETE: Statement = Statement {
     args: &[TIDS, TIME],
 };
 
-/// Completes a task whose lease is held: as `COMPLETE`, but the task is found by its id, and waited for if somebody holds it.
-pub static COMPLETE_ONE: Statement = Statement {
-    sql: "UPDATE harvest_fair.task t SET state = 'completed', finished_at = $3, lease_until = NULL, new_start = false \
-          WHERE t.id OPERATOR(pg_catalog.=) $1 AND t.lease OPERATOR(pg_catalog.=) $2 \
-          AND t.state OPERATOR(pg_catalog.=) 'running'::harvest_fair.task_state \
-          RETURNING t.queue, t.fairness_key, t.priority, t.weight, t.charged, t.started_at",
-    args: &[INT8, INT8, TIME],
-};
-
 /// Puts a locked task back after a failure.
 pub static RETRY_LATER: Statement = Statement {
     sql: "UPDATE harvest_fair.task SET state = 'pending', scheduled_at = $2, last_error = $3, worker = NULL, \

@@ -2,7 +2,7 @@
 //!
 //! Rows are read through the lane, lease and primary key indexes with a fresh snapshot for each probe (a statement's
 //! own snapshot is older than the lane generation that the claim has read, and would lose a wake-up) and locked with
-//! `table_tuple_lock`. They are only ever written through SPI.
+//! `table_tuple_lock`.
 
 use std::cell::Cell;
 
@@ -35,6 +35,11 @@ pub enum TupleLock {
     Held,
     /// It was changed or deleted since it was read.
     Gone,
+}
+
+thread_local! {
+    /// How far apart rows of lanes come due (µs), as this session has seen them.
+    static GAP: Cell<i64> = const { Cell::new(0) };
 }
 
 /// The task table, open for the length of one call.
@@ -253,6 +258,9 @@ impl TaskTable {
     }
 
     /// The first `want` pending rows of a lane at or after `from`, in order. True if the lane ends with them.
+    ///
+    /// An index scan checks every entry of a leaf page that may be wanted before it gives the first. So it is told not to go
+    /// far beyond what is wanted, by how far rows of lanes lie apart; where that is not far enough, another scan goes on.
     pub fn probe(
         &self,
         lane: &LaneKey,
@@ -260,25 +268,47 @@ impl TaskTable {
         want: usize,
         out: &mut Vec<(Row, Tid)>,
     ) -> bool {
+        let all = out.len() + want;
+        let gap = GAP.get();
+        let reach = match gap {
+            0 => i64::MAX,
+            _ => from
+                .due
+                .saturating_add(gap.saturating_mul(2 * (want as i64 + 1))),
+        };
+        let mut ended = self.probe_within(lane, from, reach, want, out);
+        if ended && reach < i64::MAX {
+            let rest = RowPos::new(reach + 1, i64::MIN);
+            ended = self.probe_within(lane, rest, i64::MAX, all - out.len(), out);
+        }
+        let found = &out[all - want..];
+        if let [(first, _), .., (last, _)] = found {
+            let apart = last.pos.due.saturating_sub(first.pos.due) / (found.len() as i64 - 1);
+            // Follows the lanes whose rows lie far apart: to look too far costs less than to look twice.
+            GAP.set(apart.max(gap - gap / 16));
+        }
+        ended
+    }
+
+    /// Of those that are due at `reach` or before; then true if there are no more of these.
+    fn probe_within(
+        &self,
+        lane: &LaneKey,
+        from: RowPos,
+        reach: i64,
+        want: usize,
+        out: &mut Vec<(Row, Tid)>,
+    ) -> bool {
+        let zero = pg_sys::InvalidOid;
+        let (due, id) = (pg_sys::Datum::from(from.due), pg_sys::Datum::from(from.id));
         let keys = Keys::new()
             .text(1, lane.queue)
             .int2(2, lane.priority)
             .text(3, lane.key)
             .bool(4, lane.band != 0)
-            .member(
-                5,
-                AT_LEAST,
-                pg_sys::InvalidOid,
-                pg_sys::F_TIMESTAMPTZ_CMP,
-                pg_sys::Datum::from(from.due),
-            )
-            .member(
-                6,
-                AT_LEAST,
-                pg_sys::InvalidOid,
-                pg_sys::F_BTINT8CMP,
-                pg_sys::Datum::from(from.id),
-            )
+            .time_at_most(5, reach)
+            .member(5, AT_LEAST, zero, pg_sys::F_TIMESTAMPTZ_CMP, due)
+            .member(6, AT_LEAST, zero, pg_sys::F_BTINT8CMP, id)
             .row();
         let mut left = want;
         self.scan(self.catalog.lane, keys, |table, _| {

@@ -81,3 +81,4 @@ mod upgrade;
 mod waiting;
 mod weights;
 mod workloads;
+mod written_rows;

@@ -1,12 +1,12 @@
 //! A claim does not depend on statistics, planner settings, or on what is not its own.
 
 use harvest_fair_server_tests::{
-    Cluster, Database, PATIENCE, claim, claim_one, complete, enqueue, flood, one, wait_until,
+    Cluster, Database, PATIENCE, claim, claim_one, enqueue, flood, one, wait_until,
 };
 use postgres::Client;
 use serde_json::Value;
 
-use crate::support::{assert_all_different, brisk, claims, drain, execute};
+use crate::support::{BYSTANDER, assert_all_different, brisk, claims, drain, execute};
 
 /// Buffers that one claim of `n` touches, in a session that has claimed before.
 fn buffers(client: &mut Client, queue: &str, n: i32) -> i64 {
@@ -114,7 +114,8 @@ fn a_claim_reads_no_more_with_statistics_of_an_empty_table_and_many_finished_tas
     let mut client = db.connect();
     execute(
         &mut client,
-        "ALTER TABLE harvest_fair.task SET (autovacuum_enabled = off); ANALYZE harvest_fair.task",
+        "SET harvest_fair.default_lease = '1d';
+         ALTER TABLE harvest_fair.task SET (autovacuum_enabled = off); ANALYZE harvest_fair.task",
     );
     let finish = |client: &mut Client, n: i64| {
         execute(
@@ -146,7 +147,8 @@ fn a_claim_reads_no_more_while_an_old_snapshot_keeps_dead_entries_alive() {
     let (mut client, mut old) = (db.connect(), db.connect());
     execute(
         &mut client,
-        "INSERT INTO harvest_fair.task (queue, fairness_key) SELECT 'q', 'k' || i % 10 FROM generate_series(1, 8000) i",
+        "SET harvest_fair.default_lease = '1d';
+         INSERT INTO harvest_fair.task (queue, fairness_key) SELECT 'q', 'k' || i % 10 FROM generate_series(1, 8000) i",
     );
     execute(
         &mut old,
@@ -258,34 +260,79 @@ fn plans_made_while_the_table_was_empty_never_read_all_of_it() {
     assert_eq!(table_scans(&db) - before, 0, "reads of the whole table");
 }
 
+/// The middle one of five completions' buffers, in a session that has completed before.
+fn completion_buffers(client: &mut Client) -> i64 {
+    let mut seen: Vec<i64> = (0..6)
+        .map(|_| {
+            let task = claim_one(client, "q");
+            let complete = format!("SELECT fair_complete({}, {})", task.id, task.lease);
+            let plan: Value = one(
+                client,
+                &format!("EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {complete}"),
+                &[],
+            );
+            plan[0]["Plan"]["Shared Hit Blocks"].as_i64().unwrap()
+        })
+        .skip(1)
+        .collect();
+    seen.sort_unstable();
+    seen[2]
+}
+
 #[test]
 fn a_completion_finds_its_task_by_its_id_whatever_the_session_has_switched_off() {
+    // Written directly, and by a statement.
+    for setup in ["SELECT", BYSTANDER] {
+        let db = Cluster::shared().database();
+        let connect = || {
+            db.connect_with(
+                "SET enable_indexscan = off; SET enable_indexonlyscan = off; SET enable_bitmapscan = off;
+                 SET enable_tidscan = off; SET harvest_fair.default_lease = '1d'",
+            )
+        };
+        let mut client = connect();
+        execute(&mut client, setup);
+        flood(&mut client, "q", "A", 100, "1 hour");
+        let few = completion_buffers(&mut client);
+        flood(&mut client, "q", "A", 20_000, "1 hour");
+        let (kept, new) = (
+            completion_buffers(&mut client),
+            completion_buffers(&mut connect()),
+        );
+        assert!(
+            kept.max(new) <= few * 3 / 2 + 10,
+            "{kept} and {new} pages, {few} in a small table"
+        );
+        let switched: String = one(&mut client, "SHOW enable_indexscan", &[]);
+        assert_eq!(switched, "off", "the session's own");
+    }
+}
+
+#[test]
+fn tasks_close_together_and_far_apart_come_in_their_order_and_none_is_passed_over() {
     let db = Cluster::shared().database();
-    let mut client = db.connect_with(
-        "SET enable_indexscan = off; SET enable_indexonlyscan = off; SET enable_bitmapscan = off; SET enable_tidscan = off",
-    );
-    flood(&mut client, "q", "A", 20_000, "1 hour");
-    let size: i64 = one(
+    let mut client = db.connect();
+    // By turns 40 tasks a microsecond apart, or due at once, and 40 that are days, or most of the calendar, apart.
+    execute(
         &mut client,
-        "SELECT pg_relation_size('harvest_fair.task') / 8192",
-        &[],
+        "INSERT INTO harvest_fair.task (queue, fairness_key, scheduled_at)
+         SELECT 'q', k, CASE WHEN i / 40 % 2 = 0 THEN base + i * apart ELSE base + i * interval '3 days' END
+         FROM generate_series(0, 199) i,
+              (VALUES ('a', now() - interval '900 days', interval '1 us'), ('b', now() - interval '4000 days', interval '0'),
+                      ('c', '-infinity', interval '0')) AS keys (k, base, apart);
+         INSERT INTO harvest_fair.task (queue, fairness_key, scheduled_at)
+         SELECT 'q', 'a', '4700-01-01 BC'::timestamptz + i * interval '600 years' FROM generate_series(0, 9) i",
     );
-    // The first completion makes the plan.
-    let task = claim_one(&mut client, "q");
-    assert!(complete(&mut client, &task));
-    let task = claim_one(&mut client, "q");
-    let plan: Value = one(
-        &mut client,
-        &format!(
-            "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT fair_complete({}, {})",
-            task.id, task.lease
-        ),
-        &[],
-    );
-    let read = plan[0]["Plan"]["Shared Hit Blocks"].as_i64().unwrap();
-    assert!(read < size / 4, "{read} of {size} pages");
-    let switched: String = one(&mut client, "SHOW enable_indexscan", &[]);
-    assert_eq!(switched, "off", "the session's own");
+    let tasks = drain(&mut client, "q", 7);
+    assert_eq!(tasks.len(), 610);
+    for key in ["a", "b", "c"] {
+        let places: Vec<_> = tasks
+            .iter()
+            .filter(|task| task.key == key)
+            .map(|task| (task.scheduled_at, task.id))
+            .collect();
+        assert!(places.is_sorted(), "{key}: {places:?}");
+    }
 }
 
 #[test]

@@ -1,0 +1,228 @@
+//! Claims and completions write their rows directly where nobody else has a say in updates of the task table, and by
+//! statements where a trigger, a rule, a policy or a child table has. Nobody can tell the one from the other by the rows.
+
+use harvest_fair_server_tests::{
+    Cluster, claim, complete, count, enqueue, expect_error, flood, one, pending, running,
+};
+use postgres::Client;
+
+use crate::support::{BYSTANDER, KeyState, differences, drain, execute, fail, states};
+
+/// Every column of every task: instants by whether they are there, or how far from another one.
+const ROWS: &str = "SELECT to_jsonb(t) - '{scheduled_at, sticky_until, lease_until, enqueued_at, started_at, finished_at}'::text[] ||
+     jsonb_build_object('sticky_until', sticky_until IS NULL, 'lease', lease_until - started_at,
+                        'started', started_at > scheduled_at, 'finished', finished_at >= started_at,
+                        'enqueued', enqueued_at IS NOT NULL)
+     FROM harvest_fair.task t ORDER BY id";
+
+/// What a day of work has left in a database.
+#[derive(Debug, PartialEq)]
+struct Traces {
+    claimed: Vec<(i64, i32, i64, f64)>,
+    rows: Vec<serde_json::Value>,
+    states: Vec<KeyState>,
+}
+
+/// Tasks of every kind are claimed, completed, failed and claimed again.
+fn work(client: &mut Client) -> Traces {
+    execute(
+        client,
+        "SELECT setseed(0.5), fair_set_weight('q', 'heavy', 4);
+         INSERT INTO harvest_fair.task (queue, fairness_key, priority, weight, payload, new_start, scheduled_at, quota_key)
+         SELECT 'q', 'k' || i % 5, 1 + i % 3, CASE WHEN i % 4 = 0 THEN 2.5 END,
+                jsonb_build_object('n', i, 'big', CASE WHEN i % 7 = 0 THEN string_agg(md5(i || '-' || j), '') END),
+                i % 6 = 0, now() - (1000 - i) * interval '1 min', CASE WHEN i % 9 = 0 THEN 'quota' END
+         FROM generate_series(1, 60) i, generate_series(1, 400) j GROUP BY i;
+         INSERT INTO harvest_fair.task (queue, fairness_key, sticky_worker, sticky_until, scheduled_at)
+         VALUES ('q', 'heavy', 'w', now() + interval '1 day', now() - interval '1 day');
+         INSERT INTO harvest_fair.task (queue, fairness_key, parent_id, scheduled_at)
+         SELECT 'q', NULL, 1, now() - interval '1 h' FROM generate_series(1, 5)",
+    );
+    let mut claimed = Vec::new();
+    for n in [1, 7, 20, 1, 30] {
+        let tasks = claim(client, "q", "w", n);
+        assert_eq!(tasks.len(), n as usize);
+        claimed.extend(tasks.iter().map(|t| (t.id, t.attempt, t.lease, t.lag)));
+        let (ids, leases): (Vec<i64>, Vec<i64>) = tasks.iter().map(|t| (t.id, t.lease)).unzip();
+        if n == 20 {
+            // Half of them, some under leases that are not theirs.
+            let wrong: Vec<i64> = leases.iter().map(|lease| lease + ids[0] % 2).collect();
+            let sql =
+                "SELECT count(*) FROM fair_complete($1::bigint[], $2::bigint[], $3::float8[])";
+            let costs: Vec<Option<f64>> =
+                ids.iter().map(|id| (id % 2 == 0).then_some(3.0)).collect();
+            one::<i64>(client, sql, &[&ids, &wrong, &costs]);
+            one::<i64>(
+                client,
+                sql,
+                &[
+                    &ids[..10].to_vec(),
+                    &leases[..10].to_vec(),
+                    &costs[..10].to_vec(),
+                ],
+            );
+        } else if n == 7 {
+            for task in &tasks {
+                fail(client, task, Some("0"));
+            }
+        } else if n == 1 {
+            assert!(complete(client, &tasks[0]));
+            assert!(!complete(client, &tasks[0]));
+        }
+    }
+    assert_eq!(differences(client), [""; 0]);
+    Traces {
+        claimed,
+        rows: client
+            .query(ROWS, &[])
+            .unwrap()
+            .iter()
+            .map(|row| row.get(0))
+            .collect(),
+        states: states(client, "q"),
+    }
+}
+
+#[test]
+fn rows_are_the_same_whether_written_directly_or_by_statements() {
+    let [direct, stated] = ["SELECT", BYSTANDER].map(|setup| {
+        let db = Cluster::shared().database();
+        let mut client = db.connect();
+        execute(&mut client, setup);
+        work(&mut client)
+    });
+    assert_eq!(direct, stated);
+    let finished = direct.rows.iter().filter(|row| row["state"] == "completed");
+    assert_eq!(finished.count(), 12);
+}
+
+#[test]
+fn whoever_else_has_a_say_in_updates_is_heard() {
+    let heard = "CREATE TABLE public.heard (who text);
+         CREATE FUNCTION hear() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS
+             $$ BEGIN INSERT INTO public.heard VALUES (TG_NAME); RETURN NEW; END $$;";
+    for (who, n) in [
+        ("CREATE TRIGGER t BEFORE UPDATE ON harvest_fair.task FOR EACH ROW EXECUTE FUNCTION hear()", 6),
+        ("CREATE TRIGGER t AFTER UPDATE ON harvest_fair.task FOR EACH ROW EXECUTE FUNCTION hear()", 6),
+        ("CREATE TRIGGER t AFTER UPDATE OF worker ON harvest_fair.task FOR EACH ROW EXECUTE FUNCTION hear()", 3),
+        ("CREATE TRIGGER t AFTER UPDATE ON harvest_fair.task FOR EACH STATEMENT EXECUTE FUNCTION hear()", 2),
+        ("CREATE TRIGGER t AFTER UPDATE ON harvest_fair.task REFERENCING NEW TABLE AS new
+          FOR EACH STATEMENT EXECUTE FUNCTION hear()", 2),
+        ("CREATE CONSTRAINT TRIGGER t AFTER UPDATE ON harvest_fair.task DEFERRABLE INITIALLY DEFERRED
+          FOR EACH ROW EXECUTE FUNCTION hear()", 6),
+        ("CREATE RULE t AS ON UPDATE TO harvest_fair.task DO ALSO INSERT INTO public.heard VALUES (NEW.state)", 6),
+        ("ALTER TABLE harvest_fair.task ADD UNIQUE (id, queue) DEFERRABLE", 0),
+        ("CREATE TABLE public.refers (task bigint REFERENCES harvest_fair.task); INSERT INTO public.refers VALUES (1)", 0),
+        ("CREATE TABLE public.child () INHERITS (harvest_fair.task)", 0),
+        ("ALTER TABLE harvest_fair.task ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY", 0),
+    ] {
+        let db = Cluster::shared().database();
+        let mut client = db.connect();
+        flood(&mut client, "q", "a", 3, "1 hour");
+        execute(&mut client, &format!("{heard} {who}"));
+        let tasks = claim(&mut client, "q", "w", 3);
+        let (ids, leases): (Vec<i64>, Vec<i64>) = tasks.iter().map(|t| (t.id, t.lease)).unzip();
+        let sql = "SELECT count(*) FROM fair_complete($1::bigint[], $2::bigint[])";
+        assert_eq!(one::<i64>(&mut client, sql, &[&ids, &leases]), 3, "{who}");
+        let times: i64 = one(&mut client, "SELECT count(*) FROM public.heard", &[]);
+        assert_eq!(times, n, "{who}");
+        assert_eq!(differences(&mut client), [""; 0], "{who}");
+    }
+}
+
+#[test]
+fn added_columns_and_indexes_are_kept_up_and_constraints_are_checked() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    flood(&mut client, "q", "a", 40, "1 hour");
+    execute(
+        &mut client,
+        "ALTER TABLE harvest_fair.task ADD gone int, ADD note text DEFAULT 'none',
+             ADD label text GENERATED ALWAYS AS (fairness_key || coalesce('@' || worker, '')) STORED,
+             ADD CONSTRAINT no_stranger CHECK (worker <> 'stranger');
+         ALTER TABLE harvest_fair.task DROP gone;
+         CREATE INDEX by_label ON harvest_fair.task (label);
+         CREATE INDEX by_length ON harvest_fair.task (length(worker)) WHERE state = 'running';
+         CREATE UNIQUE INDEX one_at_a_time ON harvest_fair.task (worker) WHERE state = 'running' AND worker LIKE 'single%'",
+    );
+    assert_eq!(claim(&mut client, "q", "worker", 10).len(), 10);
+    let by_index = |client: &mut Client, condition: &str| -> i64 {
+        execute(client, "SET enable_seqscan = off");
+        let found = one(
+            client,
+            &format!("SELECT count(*) FROM harvest_fair.task WHERE {condition}"),
+            &[],
+        );
+        execute(client, "RESET enable_seqscan");
+        found
+    };
+    assert_eq!(by_index(&mut client, "label = 'a@worker'"), 10);
+    assert_eq!(
+        by_index(&mut client, "length(worker) = 6 AND state = 'running'"),
+        10
+    );
+    assert_eq!(by_index(&mut client, "note = 'none' AND label = 'a'"), 30);
+
+    let refused = "new row for relation \"task\" violates check constraint \"no_stranger\"";
+    expect_error(
+        &mut client,
+        "SELECT fair_claim('q', 'stranger', 2)",
+        "23514",
+        refused,
+        "",
+    );
+    assert_eq!(claim(&mut client, "q", "single", 1).len(), 1);
+    let taken = "duplicate key value violates unique constraint \"one_at_a_time\"";
+    expect_error(
+        &mut client,
+        "SELECT fair_claim('q', 'single', 1)",
+        "23505",
+        taken,
+        "",
+    );
+    assert_eq!(
+        (running(&mut client, "q"), pending(&mut client, "q")),
+        (11, 29)
+    );
+    assert_eq!(differences(&mut client), [""; 0]);
+    assert_eq!(count(&drain(&mut client, "q", 5), "a"), 29);
+}
+
+#[test]
+fn what_a_call_has_written_is_seen_by_the_next_one_in_the_same_statement() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    flood(&mut client, "q", "a", 6, "1 hour");
+    let sql = "SELECT count(DISTINCT id) FROM fair_claim('q', 'w', 2) AS a FULL JOIN fair_claim('q', 'w', 2) AS b USING (id)";
+    assert_eq!(one::<i64>(&mut client, sql, &[]), 4);
+    let task = claim(&mut client, "q", "w", 1).remove(0);
+    let row = client
+        .query_one(
+            "SELECT fair_complete($1::bigint, $2::bigint), fair_complete($1::bigint, $2::bigint), fair_extend($1, $2) IS NULL, fair_release($1, $2)",
+            &[&task.id, &task.lease],
+        );
+    let row = row.unwrap_or_else(|error| panic!("{error:?}"));
+    let seen: [bool; 4] = [0, 1, 2, 3].map(|i| row.get(i));
+    assert_eq!(seen, [true, false, true, false]);
+    assert_eq!(differences(&mut client), [""; 0]);
+}
+
+#[test]
+fn a_claim_that_is_undone_takes_its_direct_writes_back() {
+    let db = Cluster::shared().database();
+    let mut client = db.connect();
+    let id = enqueue(&mut client, "q", Some("a"));
+    let mut transaction = client.transaction().unwrap();
+    let task = claim(&mut transaction, "q", "w", 1).remove(0);
+    let mut inner = transaction.transaction().unwrap();
+    assert!(complete(&mut inner, &task));
+    inner.rollback().unwrap();
+    // In the same transaction, of what it has itself written.
+    assert!(complete(&mut transaction, &task));
+    assert!(!complete(&mut transaction, &task));
+    transaction.rollback().unwrap();
+    let again = claim(&mut client, "q", "w", 1).remove(0);
+    assert_eq!((again.id, again.attempt), (id, 1));
+    assert!(complete(&mut client, &again));
+    assert_eq!(differences(&mut client), [""; 0]);
+}
