@@ -42,7 +42,8 @@ pub struct Session {
 
 impl Session {
     pub fn new(db: &Database) -> Session {
-        let mut client = db.connect_with("SET statement_timeout = '1min'");
+        let mut client = db
+            .connect_with("SET statement_timeout = '1min'; SET harvest_fair.default_lease = '1d'");
         let pid = pid_of(&mut client);
         Session { client, pid }
     }
