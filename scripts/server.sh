@@ -1,8 +1,20 @@
 #!/usr/bin/env bash
-# server.sh start|stop|psql: a private server with the extension, to try things out on. Its data is kept between starts,
-# in .cache/, until the extension changes. psql starts the server if need be, and then stops it again.
+# server.sh start|stop|psql: a private server with the extension, to try things out on. What is missing is set up and built
+# first. The server's data is kept between starts, in .cache/, until the extension changes. psql starts the server if need be,
+# and then stops it again.
 
+export HF_STEPS=${HF_STEPS:-4}
 . "$(dirname "$0")/env.sh"
+
+is_installed() { [ -x "$HF_PG_CONFIG" ] && [ -e "$("$HF_PG_CONFIG" --sharedir)/extension/harvest_fair.control" ]; }
+
+# In a fresh clone nothing is there yet.
+if ! is_installed; then
+  [ "${1:-}" != stop ] || exit 0
+  "$HF_ROOT/scripts/setup.sh"
+  step 4 "building and installing the extension (the first time a few minutes)"
+  "$HF_ROOT/scripts/install.sh"
+fi
 hf_find_postgres
 
 dir=$HF_CACHE/server$HF_PG_MAJOR
