@@ -27,9 +27,18 @@ extension_files() {
 is_running() { [ -e "$dir/sockets" ] && "$HF_PG_BINDIR/pg_isready" -q -h "$(cat "$dir/sockets")"; }
 psql_here() { "$HF_PG_BINDIR/psql" -h "$(cat "$dir/sockets")" -U postgres -d postgres "$@"; }
 
+# How to connect.
+tell() {
+  local sockets
+  sockets=$(cat "$dir/sockets")
+  say "Postgres $HF_PG_MAJOR runs
+      $HF_PG_BINDIR/psql -h $sockets -U postgres postgres
+      export DATABASE_URL='postgresql://postgres@/postgres?host=$sockets'"
+}
+
 start() {
   local sockets
-  if is_running; then say "already running"; return; fi
+  if is_running; then tell; return; fi
   stop
   # A table of an older build may not fit the functions of this one: start afresh.
   if [ -e "$dir/extension" ] && [ "$(cat "$dir/extension")" != "$(extension_files)" ]; then
@@ -55,7 +64,7 @@ start() {
     psql_here -q -v ON_ERROR_STOP=1 -c 'CREATE EXTENSION harvest_fair'
     extension_files >"$dir/extension"
   fi
-  say "Postgres $HF_PG_MAJOR runs: psql -h $sockets -U postgres postgres"
+  tell
 }
 
 stop() {
