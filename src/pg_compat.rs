@@ -23,3 +23,20 @@ pub unsafe fn index_beginscan(
         return pg_sys::index_beginscan(table, index, snapshot, keys, 0);
     }
 }
+
+/// A column of a row descriptor, counted from 0; Postgres 18 keeps them elsewhere.
+///
+/// # Safety
+/// The descriptor is a live one, and has the column.
+pub unsafe fn attribute(
+    descriptor: pg_sys::TupleDesc,
+    at: usize,
+) -> *const pg_sys::FormData_pg_attribute {
+    // SAFETY: as the caller promises.
+    unsafe {
+        #[cfg(feature = "pg18")]
+        return pg_sys::TupleDescAttr(descriptor, at as i32);
+        #[cfg(not(feature = "pg18"))]
+        return (*descriptor).attrs.as_ptr().add(at);
+    }
+}

@@ -282,7 +282,10 @@ impl TaskTable {
             ended = self.probe_within(lane, rest, i64::MAX, all - out.len(), out);
         }
         let found = &out[all - want..];
-        if let [(first, _), .., (last, _)] = found {
+        if let [(first, _), .., (last, _)] = found
+            && first.pos.due > i64::MIN
+            && last.pos.due < i64::MAX
+        {
             let apart = last.pos.due.saturating_sub(first.pos.due) / (found.len() as i64 - 1);
             // Follows the lanes whose rows lie far apart: to look too far costs less than to look twice.
             GAP.set(apart.max(gap - gap / 16));

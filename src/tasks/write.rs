@@ -9,15 +9,19 @@ use std::ffi::CStr;
 
 use pgrx::pg_sys;
 
+use super::catalog::column;
 use super::table::{TaskTable, Tid};
+use crate::pg_compat;
 
-/// The name of our own row trigger; a table has no two of one name.
+/// The name of our own row trigger, whose function is in the table's schema; a table has no two of one name.
 const OWN_TRIGGER: &CStr = c"zzz_admit";
 
 /// Writes new values of `N` columns into rows of the task table, for the length of one call.
 pub struct Writer<'t, const N: usize> {
     table: &'t TaskTable,
     columns: [usize; N],
+    /// Columns that were dropped: their values are left behind with the old versions.
+    dropped: Vec<usize>,
     state: *mut pg_sys::EState,
     target: *mut pg_sys::ResultRelInfo,
     /// The new version.
@@ -30,9 +34,10 @@ impl<const N: usize> Drop for Writer<'_, N> {
         if std::thread::panicking() {
             return;
         }
-        // SAFETY: all three were made in `open` and are given back once.
+        // SAFETY: all that was made in `open` is given back once; the snapshot is the innermost one.
         unsafe {
             pg_sys::ExecCloseIndices(self.target);
+            pg_sys::PopActiveSnapshot();
             pg_sys::ExecDropSingleTupleTableSlot(self.slot);
             pg_sys::FreeExecutorState(self.state);
         }
@@ -60,13 +65,19 @@ impl<'t, const N: usize> Writer<'t, N> {
             pg_sys::ExecOpenIndices(target, false);
             mark_unchanged(&*target, &columns);
             pg_sys::MemoryContextSwitchTo(call);
+            // As before any statement: what is written is not the work of the caller's own command, which must not take it for
+            // its own and pass over the row; and functions of constraints and indexes see what is committed by now.
+            pg_sys::CommandCounterIncrement();
+            pg_sys::PushActiveSnapshot(pg_sys::GetTransactionSnapshot());
             let slot = pg_sys::MakeSingleTupleTableSlot(
                 (*table.table).rd_att,
                 &raw const pg_sys::TTSOpsVirtual,
             );
+            let dropped = dropped_columns((*table.table).rd_att);
             Some(Writer {
                 table,
                 columns,
+                dropped,
                 state,
                 target,
                 slot,
@@ -102,6 +113,9 @@ impl<'t, const N: usize> Writer<'t, N> {
             for (column, value) in self.columns.iter().zip(values) {
                 *(*new).tts_values.add(column - 1) = value.unwrap_or(pg_sys::Datum::from(0));
                 *(*new).tts_isnull.add(column - 1) = value.is_none();
+            }
+            for column in &self.dropped {
+                *(*new).tts_isnull.add(*column) = true;
             }
             pg_sys::ExecStoreVirtualTuple(new);
             // Without triggers nothing is ever checked anew for a row that has changed meanwhile.
@@ -148,6 +162,20 @@ unsafe fn mark_unchanged(target: &pg_sys::ResultRelInfo, columns: &[usize]) {
     }
 }
 
+/// Counted from 0. Columns of the extension's own are not among them: without one of these no call gets here.
+///
+/// # Safety
+/// The descriptor is that of the open table.
+unsafe fn dropped_columns(descriptor: pg_sys::TupleDesc) -> Vec<usize> {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let added = column::COUNT..(*descriptor).natts as usize;
+        added
+            .filter(|at| (*pg_compat::attribute(descriptor, *at)).attisdropped)
+            .collect()
+    }
+}
+
 /// See [`Writer::open`].
 fn nobody_else_has_a_say(table: pg_sys::Relation) -> bool {
     // SAFETY: the table is open; a lock on it keeps what its entry in the relation cache says of it in place.
@@ -163,6 +191,7 @@ fn nobody_else_has_a_say(table: pg_sys::Relation) -> bool {
         triggers.iter().all(|trigger| {
             u32::from(trigger.tgtype as u16) & pg_sys::TRIGGER_TYPE_UPDATE == 0
                 || CStr::from_ptr(trigger.tgname) == OWN_TRIGGER
+                    && pg_sys::get_func_namespace(trigger.tgfoid) == relation.relnamespace
         })
     }
 }

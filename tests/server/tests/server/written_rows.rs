@@ -6,13 +6,13 @@ use harvest_fair_server_tests::{
 };
 use postgres::Client;
 
-use crate::support::{BYSTANDER, KeyState, differences, drain, execute, fail, states};
+use crate::support::{BYSTANDER, KeyState, differences, drain, execute, fail, states, woken_by};
 
 /// Every column of every task: instants by whether they are there, or how far from another one.
 const ROWS: &str = "SELECT to_jsonb(t) - '{scheduled_at, sticky_until, lease_until, enqueued_at, started_at, finished_at}'::text[] ||
      jsonb_build_object('sticky_until', sticky_until IS NULL, 'lease', lease_until - started_at,
                         'started', started_at > scheduled_at, 'finished', finished_at >= started_at,
-                        'enqueued', enqueued_at IS NOT NULL)
+                        'enqueued', enqueued_at IS NOT NULL, 'bytes', pg_column_size(t))
      FROM harvest_fair.task t ORDER BY id";
 
 /// What a day of work has left in a database.
@@ -27,7 +27,8 @@ struct Traces {
 fn work(client: &mut Client) -> Traces {
     execute(
         client,
-        "SELECT setseed(0.5), fair_set_weight('q', 'heavy', 4);
+        "ALTER TABLE harvest_fair.task ADD gone text DEFAULT repeat('x', 200), ADD number int DEFAULT 7;
+         SELECT fair_set_weight('q', 'heavy', 4);
          INSERT INTO harvest_fair.task (queue, fairness_key, priority, weight, payload, new_start, scheduled_at, quota_key)
          SELECT 'q', 'k' || i % 5, 1 + i % 3, CASE WHEN i % 4 = 0 THEN 2.5 END,
                 jsonb_build_object('n', i, 'big', CASE WHEN i % 7 = 0 THEN string_agg(md5(i || '-' || j), '') END),
@@ -38,6 +39,7 @@ fn work(client: &mut Client) -> Traces {
          INSERT INTO harvest_fair.task (queue, fairness_key, parent_id, scheduled_at)
          SELECT 'q', NULL, 1, now() - interval '1 h' FROM generate_series(1, 5)",
     );
+    execute(client, "ALTER TABLE harvest_fair.task DROP gone");
     let mut claimed = Vec::new();
     for n in [1, 7, 20, 1, 30] {
         let tasks = claim(client, "q", "w", n);
@@ -205,6 +207,55 @@ fn what_a_call_has_written_is_seen_by_the_next_one_in_the_same_statement() {
     let seen: [bool; 4] = [0, 1, 2, 3].map(|i| row.get(i));
     assert_eq!(seen, [true, false, true, false]);
     assert_eq!(differences(&mut client), [""; 0]);
+}
+
+#[test]
+fn a_statement_does_not_pass_over_rows_that_a_call_within_it_has_written() {
+    for setup in ["SELECT", BYSTANDER] {
+        let db = Cluster::shared().database();
+        let mut client = db.connect();
+        execute(&mut client, setup);
+        flood(&mut client, "q", "a", 5, "1 hour");
+        const HINT: &str = "Consider using an AFTER trigger instead of a BEFORE trigger to propagate changes to other rows.";
+        let modified = "was already modified by an operation triggered by the current command";
+        for sql in [
+            "WITH c AS (SELECT * FROM fair_claim('q', 'w', 5)) DELETE FROM harvest_fair.task t USING c WHERE t.id = c.id",
+            "WITH c AS (SELECT * FROM fair_claim('q', 'w', 1)) DELETE FROM harvest_fair.task t USING c WHERE t.id = c.id",
+            "UPDATE harvest_fair.task t SET last_error = 'x' FROM fair_claim_by_id(1, 'w') c WHERE t.id = c.id",
+        ] {
+            expect_error(&mut client, sql, "27000", modified, HINT);
+        }
+        assert_eq!(pending(&mut client, "q"), 5);
+        let task = claim(&mut client, "q", "w", 1).remove(0);
+        let sql = format!(
+            "DELETE FROM harvest_fair.task WHERE id = {0} AND fair_complete({0}, {1})",
+            task.id, task.lease
+        );
+        expect_error(&mut client, &sql, "27000", modified, HINT);
+        assert_eq!(running(&mut client, "q"), 1);
+        assert_eq!(differences(&mut client), [""; 0]);
+    }
+}
+
+#[test]
+fn functions_of_constraints_see_what_is_committed_when_a_waiting_worker_gets_its_task() {
+    let db = Cluster::shared().database();
+    execute(
+        &mut db.connect(),
+        "CREATE TABLE public.open (yes boolean); INSERT INTO public.open VALUES (false);
+         CREATE FUNCTION public.is_open() RETURNS boolean STABLE LANGUAGE plpgsql AS
+             $$ BEGIN RETURN (SELECT yes FROM public.open); END $$;
+         ALTER TABLE harvest_fair.task ADD CHECK (state <> 'running' OR public.is_open())",
+    );
+    let task = woken_by(&db, "w", |client| {
+        let mut transaction = client.transaction().unwrap();
+        transaction
+            .execute("UPDATE public.open SET yes = true", &[])
+            .unwrap();
+        enqueue(&mut transaction, "q", Some("a"));
+        transaction.commit().unwrap();
+    });
+    assert_eq!(task.key, "a");
 }
 
 #[test]
