@@ -13,7 +13,7 @@ use super::catalog::column;
 use super::table::{TaskTable, Tid};
 use crate::pg_compat;
 
-/// The name of our own row trigger, whose function is in the table's schema; a table has no two of one name.
+/// The name of our own row trigger; a table has no two of one name.
 const OWN_TRIGGER: &CStr = c"zzz_admit";
 
 /// Writes new values of `N` columns into rows of the task table, for the length of one call.
@@ -178,7 +178,8 @@ unsafe fn dropped_columns(descriptor: pg_sys::TupleDesc) -> Vec<usize> {
 
 /// See [`Writer::open`].
 fn nobody_else_has_a_say(table: pg_sys::Relation) -> bool {
-    // SAFETY: the table is open; a lock on it keeps what its entry in the relation cache says of it in place.
+    // SAFETY: the table is open. Its entry in the relation cache is made anew only while something is looked up, and nothing
+    // is meanwhile.
     unsafe {
         let relation = &*(*table).rd_rel;
         if relation.relhassubclass || relation.relrowsecurity || !(*table).rd_rules.is_null() {
@@ -191,7 +192,6 @@ fn nobody_else_has_a_say(table: pg_sys::Relation) -> bool {
         triggers.iter().all(|trigger| {
             u32::from(trigger.tgtype as u16) & pg_sys::TRIGGER_TYPE_UPDATE == 0
                 || CStr::from_ptr(trigger.tgname) == OWN_TRIGGER
-                    && pg_sys::get_func_namespace(trigger.tgfoid) == relation.relnamespace
         })
     }
 }
