@@ -16,8 +16,9 @@ use crate::errors::Error;
 use crate::observe::state::of_scope;
 use crate::sfq::{QueueId, QueueState, Row, RunningCount, Sched};
 use crate::tasks::load::{load_if_free, schedule_reaping};
+use crate::tasks::probe::LaneKey;
 use crate::tasks::rules;
-use crate::tasks::table::{LaneKey, TaskTable, TupleLock};
+use crate::tasks::table::{TaskTable, TupleLock};
 
 /// How long a row must look missed.
 const PAUSE: Duration = Duration::from_millis(50);

@@ -64,8 +64,8 @@ impl HandOver<'_> {
             at: lease_until,
         });
         match Writer::open(self.table, CHANGED) {
-            Some(writer) => self.write(&writer, claimed, lease_until, emit),
-            None => self.state(claimed, lease_until, emit),
+            Some(writer) => self.directly(&writer, claimed, lease_until, emit),
+            None => self.by_statement(claimed, lease_until, emit),
         }
         show_changes();
     }
@@ -76,8 +76,8 @@ impl HandOver<'_> {
         (self.order == Order::Fair).then_some(cost).into_datum()
     }
 
-    /// Row by row; must say the same as the statements.
-    fn write(
+    /// Row by row. Must say the same as the statements.
+    fn directly(
         &self,
         writer: &Writer<{ CHANGED.len() }>,
         claimed: &[Claimed<Tid>],
@@ -106,7 +106,7 @@ impl HandOver<'_> {
     }
 
     /// In one UPDATE for all that cost the same.
-    fn state(
+    fn by_statement(
         &self,
         claimed: &[Claimed<Tid>],
         lease_until: i64,

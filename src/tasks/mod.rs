@@ -1,7 +1,7 @@
 //! The life of a task in the table: admitted, claimed, settled, or taken back.
 //!
 //! - [`table`]: the task table, read directly ([`catalog`]: where it is; `scan_keys`: where a scan begins; `lanes`: a walk
-//!   over them all; `row_locks`: who holds a row; [`pinned`]: rows that wait for one worker)
+//!   over them all; [`probe`]: a look into one; `row_locks`: who holds a row; [`pinned`]: rows that wait for one worker)
 //! - [`statements`]: the task table, written through SQL; [`write`]: written directly, by claims and completions
 //! - [`admit`]: the row trigger (`fields`: the row as it sees it); [`rules`]: what each row obeys
 //! - [`load`]: what the board knows of a queue, read from the tables
@@ -19,6 +19,7 @@ pub mod hand_over;
 mod lanes;
 pub mod load;
 pub mod pinned;
+pub mod probe;
 pub mod reap;
 mod row_locks;
 pub mod rules;

@@ -3,7 +3,8 @@
 use pgrx::pg_sys;
 
 use super::catalog::column;
-use super::table::{LaneKey, TaskTable, Tid, TupleLock};
+use super::probe::LaneKey;
+use super::table::{TaskTable, Tid, TupleLock};
 use crate::sfq::RowPos;
 
 impl TaskTable {

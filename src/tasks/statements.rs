@@ -33,7 +33,7 @@ pub static ENQUEUE: Statement = Statement {
 macro_rules! claim_sql {
     ($condition:literal) => {
         concat!(
-            "UPDATE harvest_fair.task SET state = 'running', worker = $2, attempt = least(attempt, 2147483646) OPERATOR(pg_catalog.+) 1, \
+            "UPDATE ONLY harvest_fair.task SET state = 'running', worker = $2, attempt = least(attempt, 2147483646) OPERATOR(pg_catalog.+) 1, \
              lease = least(coalesce(lease, 0), 9223372036854775806) OPERATOR(pg_catalog.+) 1, lease_until = $3, started_at = $4, \
              finished_at = NULL, charged = $5 WHERE ctid ",
             $condition,
@@ -56,21 +56,21 @@ pub static CLAIM_MANY: Statement = Statement {
 /// Ends locked tasks that their workers have completed. Like every end of a claim but a release, it makes the claim a kept
 /// one, after which a task is no new start.
 pub static COMPLETE: Statement = Statement {
-    sql: "UPDATE harvest_fair.task SET state = 'completed', finished_at = $2, lease_until = NULL, new_start = false \
+    sql: "UPDATE ONLY harvest_fair.task SET state = 'completed', finished_at = $2, lease_until = NULL, new_start = false \
           WHERE ctid OPERATOR(pg_catalog.=) ANY ($1)",
     args: &[TIDS, TIME],
 };
 
 /// Puts a locked task back after a failure.
 pub static RETRY_LATER: Statement = Statement {
-    sql: "UPDATE harvest_fair.task SET state = 'pending', scheduled_at = $2, last_error = $3, worker = NULL, \
+    sql: "UPDATE ONLY harvest_fair.task SET state = 'pending', scheduled_at = $2, last_error = $3, worker = NULL, \
           lease_until = NULL, new_start = false WHERE ctid OPERATOR(pg_catalog.=) $1",
     args: &[TID, TIME, TEXT],
 };
 
 /// Ends a locked task that has failed for good.
 pub static FAIL: Statement = Statement {
-    sql: "UPDATE harvest_fair.task SET state = 'failed', finished_at = $2, last_error = $3, lease_until = NULL, \
+    sql: "UPDATE ONLY harvest_fair.task SET state = 'failed', finished_at = $2, last_error = $3, lease_until = NULL, \
           new_start = false \
           WHERE ctid OPERATOR(pg_catalog.=) $1",
     args: &[TID, TIME, TEXT],
@@ -78,33 +78,33 @@ pub static FAIL: Statement = Statement {
 
 /// Gives locked tasks back as if they had not been claimed.
 pub static RELEASE: Statement = Statement {
-    sql: "UPDATE harvest_fair.task SET state = 'pending', attempt = greatest(attempt, 1) OPERATOR(pg_catalog.-) 1, worker = NULL, \
+    sql: "UPDATE ONLY harvest_fair.task SET state = 'pending', attempt = greatest(attempt, 1) OPERATOR(pg_catalog.-) 1, worker = NULL, \
           lease_until = NULL, started_at = NULL, charged = NULL WHERE ctid OPERATOR(pg_catalog.=) ANY ($1)",
     args: &[TIDS],
 };
 
 /// Moves the end of a locked task's lease.
 pub static EXTEND: Statement = Statement {
-    sql: "UPDATE harvest_fair.task SET lease_until = $2 WHERE ctid OPERATOR(pg_catalog.=) $1",
+    sql: "UPDATE ONLY harvest_fair.task SET lease_until = $2 WHERE ctid OPERATOR(pg_catalog.=) $1",
     args: &[TID, TIME],
 };
 
 /// Cancels a locked pending task.
 pub static CANCEL: Statement = Statement {
-    sql: "UPDATE harvest_fair.task SET state = 'cancelled', finished_at = $2 WHERE ctid OPERATOR(pg_catalog.=) $1",
+    sql: "UPDATE ONLY harvest_fair.task SET state = 'cancelled', finished_at = $2 WHERE ctid OPERATOR(pg_catalog.=) $1",
     args: &[TID, TIME],
 };
 
 /// Makes a locked failed or cancelled task pending again.
 pub static RETRY: Statement = Statement {
-    sql: "UPDATE harvest_fair.task SET state = 'pending', attempt = 0, scheduled_at = $2, finished_at = NULL, \
+    sql: "UPDATE ONLY harvest_fair.task SET state = 'pending', attempt = 0, scheduled_at = $2, finished_at = NULL, \
           worker = NULL WHERE ctid OPERATOR(pg_catalog.=) $1",
     args: &[TID, TIME],
 };
 
 /// Takes locked tasks back whose leases have run out.
 pub static REAP: Statement = Statement {
-    sql: "UPDATE harvest_fair.task SET \
+    sql: "UPDATE ONLY harvest_fair.task SET \
           state = CASE WHEN attempt OPERATOR(pg_catalog.>=) max_attempts THEN 'failed'::harvest_fair.task_state \
                        ELSE 'pending'::harvest_fair.task_state END, \
           finished_at = CASE WHEN attempt OPERATOR(pg_catalog.>=) max_attempts THEN $2 END, \
@@ -115,14 +115,14 @@ pub static REAP: Statement = Statement {
 
 /// Makes locked pinned tasks whose pin has ended ordinary ones.
 pub static UNPIN: Statement = Statement {
-    sql: "UPDATE harvest_fair.task SET sticky_worker = NULL, sticky_until = NULL \
+    sql: "UPDATE ONLY harvest_fair.task SET sticky_worker = NULL, sticky_until = NULL \
           WHERE ctid OPERATOR(pg_catalog.=) ANY ($1)",
     args: &[TIDS],
 };
 
 /// Deletes a batch of tasks that were finished before a time.
 pub static DELETE_FINISHED: Statement = Statement {
-    sql: "DELETE FROM harvest_fair.task WHERE ctid OPERATOR(pg_catalog.=) ANY ($1)",
+    sql: "DELETE FROM ONLY harvest_fair.task WHERE ctid OPERATOR(pg_catalog.=) ANY ($1)",
     args: &[TIDS],
 };
 

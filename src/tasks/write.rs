@@ -45,8 +45,8 @@ impl<const N: usize> Drop for Writer<'_, N> {
 }
 
 impl<'t, const N: usize> Writer<'t, N> {
-    /// A writer of these columns. Nothing if a trigger that is not ours fires at an update (a foreign key's
-    /// too), or a rule, a policy or a child table stands in between: these are for a statement to heed.
+    /// A writer of these columns. Nothing if a rule, or a trigger that is not ours (a foreign key's too), has a say in updates:
+    /// these are for a statement to heed.
     pub fn open(table: &'t TaskTable, columns: [usize; N]) -> Option<Writer<'t, N>> {
         if !nobody_else_has_a_say(table.table) {
             return None;
@@ -178,11 +178,10 @@ unsafe fn dropped_columns(descriptor: pg_sys::TupleDesc) -> Vec<usize> {
 
 /// See [`Writer::open`].
 fn nobody_else_has_a_say(table: pg_sys::Relation) -> bool {
-    // SAFETY: the table is open. Its entry in the relation cache is made anew only while something is looked up, and nothing
-    // is meanwhile.
+    // SAFETY: the table is open. Nothing is looked up meanwhile: then its entry in the relation cache could be made anew, and
+    // the old list of triggers freed.
     unsafe {
-        let relation = &*(*table).rd_rel;
-        if relation.relhassubclass || relation.relrowsecurity || !(*table).rd_rules.is_null() {
+        if !(*table).rd_rules.is_null() {
             return false;
         }
         let Some(all) = (*table).trigdesc.as_ref() else {
