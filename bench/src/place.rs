@@ -56,12 +56,18 @@ impl<'c> Place<'c> {
         Ok(())
     }
 
-    pub fn claimer(&self, contender: Contender, queue: &str, n: usize) -> Result<Claimer> {
-        let mut client = self.database.connect();
+    /// The statement that claims `n` tasks; the rival's with a good plan.
+    pub fn claim(&self, contender: Contender, queue: &str, n: usize) -> Result<String> {
         let sql = contender.claim(queue, n);
         if contender == Contender::Plain {
-            expect_index(&mut client, &sql)?;
+            expect_index(&mut self.database.connect(), &sql)?;
         }
+        Ok(sql)
+    }
+
+    pub fn claimer(&self, contender: Contender, queue: &str, n: usize) -> Result<Claimer> {
+        let mut client = self.database.connect();
+        let sql = self.claim(contender, queue, n)?;
         Ok(Claimer {
             statement: client.prepare(&sql)?,
             cleanup: contender

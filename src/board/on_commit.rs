@@ -36,6 +36,8 @@ pub enum OnCommit {
         delta: i32,
         outcome: Option<Outcome>,
     },
+    /// Tasks of these keys, one each, have left the state running: completed.
+    Completed { queue: QueueRef, keys: Vec<String> },
     /// A weight override was set or cleared.
     Override {
         queue: QueueRef,
@@ -133,6 +135,27 @@ pub fn find_live(sched: &Sched, queue: &QueueRef) -> Option<QueueId> {
     find_queue(sched, queue).filter(|q| sched.queue_state(*q) != Some(QueueState::Unloaded))
 }
 
+/// Tasks of a key have entered the state running, or left it.
+fn running(
+    sched: &mut Sched,
+    queue: QueueId,
+    key: &str,
+    delta: i32,
+    outcome: Option<Outcome>,
+    now: i64,
+    wakes: &mut Vec<Wake>,
+) {
+    let key = stored_key(key);
+    // First, since a key that runs nothing more may be forgotten.
+    if let Some(outcome) = outcome {
+        sched.ended(queue, &key, outcome);
+    }
+    sched.running_delta(queue, &key, delta, now);
+    if sched.has_eligible(queue) {
+        wakes.push(Wake::One(queue));
+    }
+}
+
 /// Tells the board of one effect; adds whom to wake.
 pub fn apply(sched: &mut Sched, effect: OnCommit, now: i64, wakes: &mut Vec<Wake>) {
     match effect {
@@ -165,13 +188,13 @@ pub fn apply(sched: &mut Sched, effect: OnCommit, now: i64, wakes: &mut Vec<Wake
             outcome,
         } => {
             if let Some(queue) = find_live(sched, &queue) {
-                // First, since a key that runs nothing more may be forgotten.
-                if let Some(outcome) = outcome {
-                    sched.ended(queue, &stored_key(&key), outcome);
-                }
-                sched.running_delta(queue, &stored_key(&key), delta, now);
-                if sched.has_eligible(queue) {
-                    wakes.push(Wake::One(queue));
+                running(sched, queue, &key, delta, outcome, now, wakes);
+            }
+        }
+        OnCommit::Completed { queue, keys } => {
+            if let Some(queue) = find_live(sched, &queue) {
+                for key in &keys {
+                    running(sched, queue, key, -1, Some(Outcome::Completed), now, wakes);
                 }
             }
         }

@@ -16,7 +16,6 @@ use crate::board::{self, OnCommit, QueueRef, effects, now, shmem, stored_priorit
 use crate::config;
 use crate::errors::Error;
 use crate::names::{Cost, Priority};
-use crate::sfq::Outcome;
 use crate::spi;
 
 const MICROS_PER_S: i64 = 1_000_000;
@@ -100,12 +99,8 @@ impl Account {
 
     /// Corrects the charge at commit (rule 6): by the reported cost, or where the queue charges by seconds, by the time
     /// that the task has run. A task that was claimed without fairness has nothing to correct.
-    fn correct(&self, cost: Option<f64>, now: i64) {
+    fn correct(&self, cost: Option<f64>, by_seconds: bool, now: i64) {
         let Some(charged) = self.charged else { return };
-        let by_seconds = board::with(|sched| {
-            board::find_queue(sched, &self.queue)
-                .is_some_and(|queue| sched.policy(queue).by_seconds)
-        });
         let ran = || {
             self.started_at
                 .map(|at| now.saturating_sub(at).max(0) as f64 / MICROS_PER_S as f64)
@@ -134,13 +129,20 @@ impl Account {
     }
 }
 
+/// Whether a queue charges by the seconds that its tasks run.
+fn charges_by_seconds(queue: &QueueRef) -> bool {
+    board::with(|sched| {
+        board::find_queue(sched, queue).is_some_and(|queue| sched.policy(queue).by_seconds)
+    })
+}
+
 /// Locks the tasks whose leases are held, in the order of their ids (two sessions that settle the same tasks must not
-/// wait for each other), and returns each with its place in the call. `locked` is told of each while the table's slot holds it.
+/// wait for each other), and returns each with its place in the call. `locked` is called while the table's slot holds one.
 fn held(
     table: &TaskTable,
     ids: &[i64],
     leases: &[i64],
-    mut locked: impl FnMut(&Task),
+    mut locked: impl FnMut(),
 ) -> Vec<(usize, Task)> {
     let mut places: Vec<usize> = (0..ids.len()).collect();
     places.sort_by_key(|i| ids[*i]);
@@ -150,7 +152,7 @@ fn held(
         .filter_map(|i| {
             pgrx::check_for_interrupts!();
             let task = Task::held(table, ids[i], leases[i])?;
-            locked(&task);
+            locked();
             Some((i, task))
         })
         .collect();
@@ -184,29 +186,35 @@ pub fn complete(ids: &[i64], leases: &[i64], costs: &[Option<f64>]) -> Result<Ve
         ],
     );
     let now = now();
-    let tasks = held(&table, ids, leases, |task| {
+    let tasks = held(&table, ids, leases, || {
         if let Some(writer) = &writer {
-            // Must say the same as the statement, and what the row trigger says of it.
+            // Must say the same as the statement.
             writer.write([
                 table.catalog.completed.into_datum(),
                 Some(timestamp(now)),
                 None,
                 false.into_datum(),
             ]);
-            let account = &task.account;
-            effects::on_commit(OnCommit::Running {
-                queue: account.queue.clone(),
-                key: account.key.clone(),
-                delta: -1,
-                outcome: Some(Outcome::Completed),
-            });
         }
     });
-    for (i, task) in &tasks {
-        task.account.correct(costs.get(*i).copied().flatten(), now);
-    }
     if tasks.is_empty() {
         return Ok(Vec::new());
+    }
+    for of_queue in tasks.chunk_by(|(_, a), (_, b)| a.account.queue == b.account.queue) {
+        let queue = &of_queue[0].1.account.queue;
+        let by_seconds = charges_by_seconds(queue);
+        for (i, task) in of_queue {
+            let cost = costs.get(*i).copied().flatten();
+            task.account.correct(cost, by_seconds, now);
+        }
+        if writer.is_some() {
+            // What the row trigger would say.
+            let keys = of_queue.iter().map(|(_, task)| task.account.key.clone());
+            effects::on_commit(OnCommit::Completed {
+                queue: queue.clone(),
+                keys: keys.collect(),
+            });
+        }
     }
     if writer.is_some() {
         show_changes();
@@ -221,7 +229,7 @@ pub fn complete(ids: &[i64], leases: &[i64], costs: &[Option<f64>]) -> Result<Ve
 pub fn release(ids: &[i64], leases: &[i64]) -> Result<Vec<i64>, Error> {
     check_transaction("fair_release")?;
     let table = TaskTable::open()?;
-    let tasks = held(&table, ids, leases, |_| {});
+    let tasks = held(&table, ids, leases, || {});
     if tasks.is_empty() {
         return Ok(Vec::new());
     }
@@ -255,7 +263,8 @@ pub fn fail(
         return Ok(None);
     };
     let now = now();
-    task.account.correct(None, now);
+    let by_seconds = charges_by_seconds(&task.account.queue);
+    task.account.correct(None, by_seconds, now);
     if task.attempt >= task.max_attempts {
         update(
             &sql::FAIL,
